@@ -1,0 +1,5 @@
+//! The network configuration.
+
+/// The network configuration of the whole cluster.
+#[derive(Debug, Clone)]
+pub struct NetworkConfig {}
