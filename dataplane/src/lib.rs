@@ -1,1 +1,6 @@
-//! Placeholder.
+//! felt's packet loop: TUN to UDP and back.
+
+pub mod encap;
+pub mod fib;
+mod sys;
+pub mod wire;

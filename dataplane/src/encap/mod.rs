@@ -1,0 +1,1 @@
+//! Push and pop of the outer headers, one file per encapsulation.
