@@ -2,5 +2,6 @@
 
 pub mod encap;
 pub mod fib;
+pub mod icmp;
 mod sys;
 pub mod wire;

@@ -226,6 +226,17 @@ impl<K: Key> Index<K> {
         }
     }
 
+    /// Pages that two dense indexes share, and pages of this one.
+    #[cfg(test)]
+    pub(super) fn shared_pages(&self, other: &Self) -> (usize, usize) {
+        let (Form::Dense(a), Form::Dense(b)) = (&self.form, &other.form) else { return (0, 0) };
+        let same = |pair: &(&Option<Arc<Page>>, &Option<Arc<Page>>)| match pair {
+            (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+            _ => false,
+        };
+        (a.top.iter().zip(&b.top).filter(same).count(), a.pages)
+    }
+
     #[cfg(test)]
     pub(super) fn is_dense(&self) -> bool {
         matches!(self.form, Form::Dense(_))

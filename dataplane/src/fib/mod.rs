@@ -16,6 +16,8 @@
 mod index;
 mod peer;
 mod prefix;
+#[cfg(test)]
+mod tests;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -128,6 +130,13 @@ impl Fib {
     /// No prefixes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Bytes held by the indexes, pages shared with other tables included.
+    #[cfg(test)]
+    fn bytes(&self) -> usize {
+        let v4 = self.v4.indexes.iter().map(Index::bytes).sum::<usize>();
+        v4 + self.v6.indexes.iter().map(Index::bytes).sum::<usize>()
     }
 
     /// All entries, in no order.
