@@ -1,0 +1,73 @@
+//! The only unsafe code of this crate: one function per system call, borrowed descriptors and
+//! slices in, `io::Result` out. No policy and no retry beyond EINTR.
+
+#![expect(unsafe_code, reason = "system calls without a safe wrapper in the standard library")]
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+fn c_path(path: &Path) -> io::Result<CString> {
+    CString::new(path.as_os_str().as_bytes()).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
+}
+
+fn check(result: libc::c_int) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// statfs(2): the magic number of the file system that holds `path`.
+pub(crate) fn fs_magic(path: &Path) -> io::Result<i64> {
+    let path = c_path(path)?;
+    // SAFETY: an all-zero statfs is a valid value of that plain struct of integers.
+    let mut stat: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: `path` is NUL-terminated and `stat` is writable; both outlive the call.
+    check(unsafe { libc::statfs(path.as_ptr(), &mut stat) })?;
+    #[allow(clippy::unnecessary_cast, reason = "the field's type differs between libc targets")]
+    Ok(stat.f_type as i64)
+}
+
+/// setns(2) into a network namespace, for the calling thread.
+pub(crate) fn setns_net(fd: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: the descriptor is open for the duration of the borrow; no memory is passed.
+    check(unsafe { libc::setns(fd.as_raw_fd(), libc::CLONE_NEWNET) })
+}
+
+/// unshare(2) of the network namespace, for the calling thread.
+pub(crate) fn unshare_net() -> io::Result<()> {
+    // SAFETY: no memory is passed; only the calling thread's namespace changes.
+    check(unsafe { libc::unshare(libc::CLONE_NEWNET) })
+}
+
+/// mount(2) with MS_BIND.
+pub(crate) fn bind_mount(source: &Path, target: &Path) -> io::Result<()> {
+    let (source, target) = (c_path(source)?, c_path(target)?);
+    // SAFETY: both paths are NUL-terminated and outlive the call; a bind mount reads no type and no data.
+    check(unsafe {
+        libc::mount(source.as_ptr(), target.as_ptr(), std::ptr::null(), libc::MS_BIND, std::ptr::null())
+    })
+}
+
+/// umount2(2) with MNT_DETACH.
+pub(crate) fn unmount(target: &Path) -> io::Result<()> {
+    let target = c_path(target)?;
+    // SAFETY: the path is NUL-terminated and outlives the call.
+    check(unsafe { libc::umount2(target.as_ptr(), libc::MNT_DETACH) })
+}
+
+/// poll(2) for input; `Ok(false)` when `timeout_ms` passed (negative: wait for ever).
+pub(crate) fn poll_in(fd: BorrowedFd<'_>, timeout_ms: i32) -> io::Result<bool> {
+    let mut entry = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: `entry` is one initialised pollfd and the count says one.
+    let ready = unsafe { libc::poll(&mut entry, 1, timeout_ms) };
+    check(ready)?;
+    Ok(ready > 0)
+}
+
+/// Lends the descriptor of a value that owns one but knows only the raw interface.
+pub(crate) fn borrow_fd<T: AsRawFd>(owner: &T) -> BorrowedFd<'_> {
+    // SAFETY: the lifetime of the result is that of the borrow of `owner`, which keeps its
+    // descriptor open; the callers pass `netlink_sys::Socket`, which owns it until dropped.
+    unsafe { BorrowedFd::borrow_raw(owner.as_raw_fd()) }
+}
