@@ -7,6 +7,11 @@
 //! Invariant: nothing here touches the kernel's network state, and no call blocks for ever: every request to a server has
 //! a time limit, and long-running calls end when their token is cancelled.
 
+pub mod alloc;
+pub mod file;
+mod published;
+pub mod term;
+
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, SystemTime};
 
