@@ -74,36 +74,22 @@ fn nothing_is_made_in_the_hosts_namespace() {
 
 #[test]
 fn a_killed_maker_leaves_nothing() {
-    // A shell holds the pipe in this process's stead and is killed with SIGKILL.
-    let me = std::env::current_exe().expect("own path");
-    let mut child = std::process::Command::new(me)
-        .args(["--ignored", "--exact", "helper_builds_a_lab_and_waits", "--nocapture"])
-        .stdout(std::process::Stdio::piped())
-        .stderr(std::process::Stdio::null())
-        .spawn()
-        .expect("run the helper");
-    let mut text = String::new();
-    let mut out = std::io::BufReader::new(child.stdout.take().expect("a pipe"));
-    while !text.contains("DIR=") || !text.ends_with('\n') {
-        let n = std::io::BufRead::read_line(&mut out, &mut text).expect("the helper's output");
-        assert!(n > 0, "the helper ended: {text}");
+    for signal in ["KILL", "INT", "TERM"] {
+        let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_felt-lab"))
+            .args(["gen", "hold"])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .expect("run felt-lab");
+        let mut line = String::new();
+        let mut out = std::io::BufReader::new(child.stdout.take().expect("a pipe"));
+        std::io::BufRead::read_line(&mut out, &mut line).expect("felt-lab's output");
+        let dir = std::path::PathBuf::from(line.trim());
+        assert!(dir.join("stage").exists(), "{line:?}");
+        let guards: Vec<Pid> = cmd::children(child.id()).into_iter().filter_map(Pid::of).collect();
+        assert!(!guards.is_empty());
+        cmd::signal(child.id(), signal);
+        let _ = child.wait();
+        let gone = || (!dir.exists() && !guards.iter().any(|g| g.alive())).then_some(());
+        cmd::wait_for("the lab to vanish", Duration::from_secs(5), gone).expect(signal);
     }
-    let dir = text.split("DIR=").nth(1).expect("a directory").lines().next().expect("a line").to_owned();
-    assert!(std::path::Path::new(&dir).exists());
-    cmd::signal(child.id(), "KILL");
-    let _ = child.wait();
-    cmd::wait_for("the lab to vanish", Duration::from_secs(5), || {
-        (!std::path::Path::new(&dir).exists()).then_some(())
-    })
-    .expect("gone");
-}
-
-/// Not a test: what [`a_killed_maker_leaves_nothing`] kills.
-#[test]
-#[ignore = "a helper process of another test"]
-#[expect(clippy::print_stdout, reason = "the other test reads it")]
-fn helper_builds_a_lab_and_waits() {
-    let lab = kernel_lab(1);
-    println!("DIR={}", lab.dir.display());
-    std::thread::sleep(Duration::from_secs(30));
 }

@@ -143,6 +143,8 @@ enum Gen {
         #[arg(long)]
         seconds: f64,
     },
+    /// Builds a lab tied to this process, prints its directory and waits to be killed
+    Hold,
 }
 
 fn main() -> ExitCode {
@@ -246,5 +248,11 @@ fn generate(what: Gen) -> Result<()> {
         Gen::UdpSend { to, size, rate, seconds } => generator::udp_send(to, size, rate, seconds),
         Gen::EchoServe { bind } => generator::echo_serve(bind),
         Gen::EchoAsk { to, seconds } => generator::echo_ask(to, seconds),
+        Gen::Hold => {
+            let lab = Lab::build(Spec::new("hold", 2), Lifetime::Tied)?;
+            say(&format!("{}\n", lab.dir.display()))?;
+            std::thread::sleep(std::time::Duration::from_secs(60));
+            Ok(())
+        }
     }
 }
