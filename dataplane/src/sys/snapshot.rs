@@ -16,7 +16,7 @@
 //! `current` and then loads the slots. At least one of the two must see the other's store, else the
 //! publisher frees what the reader has just begun to use. Acquire and release do not give that; the
 //! sequentially consistent fences between store and load do. `tests/loom_publish.rs` checks all
-//! interleavings, and that without the fences the fault is found.
+//! interleavings, and that without either fence the fault is found.
 //!
 //! Unsafe for speed and for want of a safe way: an `Arc` behind a lock would let the writer, descheduled
 //! while it holds the lock, stop the packet loop; reading a shared pointer without one has no safe form.
@@ -132,15 +132,13 @@ impl<T> Drop for Shared<T> {
 }
 
 /// The writing end; there is one.
-///
-/// `WEAK` leaves the fences out. It exists to show that the loom test would notice, and for nothing else.
-pub struct Publisher<T, const WEAK: bool = false> {
+pub struct Publisher<T, const FENCES: u8 = ALL_FENCES> {
     shared: Arc<Shared<T>>,
     replaced: Vec<Owned<T>>,
 }
 
 /// A reading end, for one thread.
-pub struct Reader<T, const WEAK: bool = false> {
+pub struct Reader<T, const FENCES: u8 = ALL_FENCES> {
     shared: Arc<Shared<T>>,
     slot: usize,
     /// What the slot names.
@@ -151,19 +149,19 @@ pub struct Reader<T, const WEAK: bool = false> {
 // SAFETY: a reader is used by one thread at a time (`current` takes `&mut self`); `held` is guarded by the
 // slot whatever thread that is. It gives out `&T` there, so `T: Sync`, and may be the last to drop the
 // shared part, so `T: Send`.
-unsafe impl<T: Send + Sync, const WEAK: bool> Send for Reader<T, WEAK> {}
+unsafe impl<T: Send + Sync, const FENCES: u8> Send for Reader<T, FENCES> {}
 
 /// A publisher of `initial` and this many readers of it.
 pub fn channel<T: Send + Sync>(initial: T, readers: usize) -> (Publisher<T>, Vec<Reader<T>>) {
-    channel_with::<T, false>(initial, readers)
+    channel_with::<T, ALL_FENCES>(initial, readers)
 }
 
 /// [`channel`] with the choice to weaken it, for its own test.
 #[doc(hidden)]
-pub fn channel_with<T: Send + Sync, const WEAK: bool>(
+pub fn channel_with<T: Send + Sync, const FENCES: u8>(
     initial: T,
     readers: usize,
-) -> (Publisher<T, WEAK>, Vec<Reader<T, WEAK>>) {
+) -> (Publisher<T, FENCES>, Vec<Reader<T, FENCES>>) {
     let shared = Arc::new(Shared {
         current: CachePadded::new(AtomicPtr::new(Node::boxed(initial))),
         slots: (0..readers).map(|_| CachePadded::new(AtomicPtr::new(ptr::null_mut()))).collect(),
@@ -175,13 +173,16 @@ pub fn channel_with<T: Send + Sync, const WEAK: bool>(
     (Publisher { shared, replaced: Vec::new() }, readers)
 }
 
-fn order<const WEAK: bool>() {
-    if !WEAK {
-        fence(Ordering::SeqCst);
-    }
-}
+/// Both fences, as it must be. What is left out otherwise shows that the loom test would notice.
+const ALL_FENCES: u8 = READER_FENCE | PUBLISHER_FENCE;
+/// The fence between a reader's store to its slot and its second look at `current`.
+#[doc(hidden)]
+pub const READER_FENCE: u8 = 1;
+/// The fence between the publisher's store to `current` and its look at the slots.
+#[doc(hidden)]
+pub const PUBLISHER_FENCE: u8 = 2;
 
-impl<T: Send + Sync, const WEAK: bool> Publisher<T, WEAK> {
+impl<T: Send + Sync, const FENCES: u8> Publisher<T, FENCES> {
     /// Replaces the snapshot; readers see the new one at their next [`Reader::current`]. Frees what no
     /// reader can look at any more.
     pub fn publish(&mut self, value: T) {
@@ -196,7 +197,9 @@ impl<T: Send + Sync, const WEAK: bool> Publisher<T, WEAK> {
         if self.replaced.is_empty() {
             return;
         }
-        order::<WEAK>();
+        if FENCES & PUBLISHER_FENCE != 0 {
+            fence(Ordering::SeqCst);
+        }
         let slots = &self.shared.slots;
         self.replaced.retain(|Owned(node)| {
             let in_use = slots.iter().any(|slot| slot.load(Ordering::Acquire) == *node);
@@ -217,7 +220,7 @@ impl<T: Send + Sync, const WEAK: bool> Publisher<T, WEAK> {
     }
 }
 
-impl<T, const WEAK: bool> Drop for Publisher<T, WEAK> {
+impl<T, const FENCES: u8> Drop for Publisher<T, FENCES> {
     fn drop(&mut self) {
         if let Ok(mut left_over) = self.shared.left_over.lock() {
             left_over.append(&mut self.replaced);
@@ -225,7 +228,7 @@ impl<T, const WEAK: bool> Drop for Publisher<T, WEAK> {
     }
 }
 
-impl<T: Send + Sync, const WEAK: bool> Reader<T, WEAK> {
+impl<T: Send + Sync, const FENCES: u8> Reader<T, FENCES> {
     /// The newest snapshot. To be called once per batch: the reference is good until the next call.
     #[inline]
     pub fn current(&mut self) -> &T {
@@ -247,7 +250,9 @@ impl<T: Send + Sync, const WEAK: bool> Reader<T, WEAK> {
         loop {
             // Release: what was read through the old snapshot is done before the slot lets go of it.
             slot.store(newest, Ordering::Release);
-            order::<WEAK>();
+            if FENCES & READER_FENCE != 0 {
+                fence(Ordering::SeqCst);
+            }
             let again = self.shared.current.load(Ordering::Acquire);
             if again == newest {
                 self.held = newest;
@@ -265,8 +270,80 @@ impl<T: Send + Sync, const WEAK: bool> Reader<T, WEAK> {
     }
 }
 
-impl<T, const WEAK: bool> Drop for Reader<T, WEAK> {
+impl<T, const FENCES: u8> Drop for Reader<T, FENCES> {
     fn drop(&mut self) {
         self.shared.slots[self.slot].store(ptr::null_mut(), Ordering::Release);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicUsize;
+
+    /// Counts itself out.
+    struct Counted(u64, Arc<AtomicUsize>);
+
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            self.1.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_replaced_snapshot_lives_as_long_as_a_reader_names_it() {
+        let dropped = Arc::new(AtomicUsize::new(0));
+        let (mut publisher, mut readers) = channel(Counted(0, dropped.clone()), 2);
+        assert_eq!(readers[0].current().0, 0);
+        publisher.publish(Counted(1, dropped.clone()));
+        publisher.publish(Counted(2, dropped.clone()));
+        assert_eq!(dropped.load(Ordering::Relaxed), 1, "1 was never looked at, 0 still is");
+        assert_eq!(publisher.replaced(), 1);
+        assert_eq!(readers[0].current().0, 2);
+        publisher.reclaim();
+        assert_eq!((dropped.load(Ordering::Relaxed), publisher.replaced()), (2, 0));
+        drop((publisher, readers));
+        assert_eq!(dropped.load(Ordering::Relaxed), 3);
+    }
+
+    #[test]
+    fn the_last_end_frees_what_the_publisher_left() {
+        let dropped = Arc::new(AtomicUsize::new(0));
+        let (mut publisher, mut readers) = channel(Counted(0, dropped.clone()), 1);
+        readers[0].current();
+        publisher.publish(Counted(1, dropped.clone()));
+        drop(publisher);
+        assert_eq!(dropped.load(Ordering::Relaxed), 0);
+        assert_eq!(readers[0].current().0, 1);
+        drop(readers);
+        assert_eq!(dropped.load(Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn readers_keep_up_with_a_busy_publisher() {
+        const LAST: u64 = 20_000;
+        let dropped = Arc::new(AtomicUsize::new(0));
+        let (mut publisher, readers) = channel(Counted(0, dropped.clone()), 3);
+        std::thread::scope(|scope| {
+            for (i, mut reader) in readers.into_iter().enumerate() {
+                scope.spawn(move || {
+                    let mut seen = 0;
+                    while seen < LAST {
+                        let now = reader.current().0;
+                        assert!(now >= seen);
+                        seen = now;
+                        if i == 0 {
+                            reader.quiesce();
+                        }
+                    }
+                });
+            }
+            for version in 1..=LAST {
+                publisher.publish(Counted(version, dropped.clone()));
+                assert!(publisher.replaced() <= 3);
+            }
+        });
+        publisher.reclaim();
+        assert_eq!(dropped.load(Ordering::Relaxed) as u64, LAST);
     }
 }
