@@ -244,3 +244,241 @@ impl TokenBucket {
         true
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::{Icmpv4Packet, Icmpv6Packet};
+
+    const OWN_V4: Ipv4Addr = Ipv4Addr::new(10, 50, 1, 0);
+    const POD_V4: Ipv4Addr = Ipv4Addr::new(10, 50, 1, 5);
+    const OWN_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x50, 0, 1, 0, 0, 0, 0);
+    const POD_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x50, 0, 1, 0, 0, 0, 5);
+
+    fn unlimited() -> Answerer {
+        Answerer::new(Some(OWN_V4), Some(OWN_V6), TokenBucket::new(1, Duration::ZERO))
+    }
+
+    fn v4(src: Ipv4Addr, dst: Ipv4Addr, protocol: u8, payload: &[u8]) -> Vec<u8> {
+        let repr = Ipv4Repr {
+            src,
+            dst,
+            protocol,
+            ttl: 64,
+            tos: 0,
+            ident: 7,
+            dont_fragment: true,
+            payload_len: payload.len() as u16,
+        };
+        let mut header = [0; 20];
+        repr.emit(&mut header);
+        [&header[..], payload].concat()
+    }
+
+    fn v6(src: Ipv6Addr, dst: Ipv6Addr, next_header: u8, payload: &[u8]) -> Vec<u8> {
+        let repr = Ipv6Repr {
+            src,
+            dst,
+            next_header,
+            hop_limit: 64,
+            traffic_class: 0,
+            flow_label: 0,
+            payload_len: payload.len() as u16,
+        };
+        let mut header = [0; 40];
+        repr.emit(&mut header);
+        [&header[..], payload].concat()
+    }
+
+    fn answer(packet: &[u8], trouble: Trouble) -> Result<Vec<u8>, Silence> {
+        let mut out = [0; MAX_ANSWER_LEN];
+        let inner = Inner::parse(packet).unwrap();
+        unlimited().answer(&inner, trouble, Instant::now(), &mut out).map(|len| out[..len].to_vec())
+    }
+
+    fn pod_to(dst: [u8; 4], protocol: u8, payload: &[u8]) -> Vec<u8> {
+        v4(POD_V4, dst.into(), protocol, payload)
+    }
+
+    #[test]
+    fn unroutable_datagram_gets_net_unreachable_with_header_and_eight_bytes() {
+        let packet = pod_to([10, 50, 77, 1], protocol::UDP, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
+        let bytes = answer(&packet, Trouble::NoRoute).unwrap();
+        let ip = Ipv4Packet::new_checked(&bytes[..]).unwrap();
+        assert_eq!((ip.src(), ip.dst(), ip.protocol(), ip.tos()), (OWN_V4, POD_V4, protocol::ICMP, 0xc0));
+        assert!(ip.verify_checksum());
+        let message = Icmpv4Packet::new_checked(ip.payload()).unwrap();
+        assert!(message.verify_checksum());
+        assert_eq!((message.icmp_type(), message.code(), message.rest()), (3, 0, 0));
+        assert_eq!(message.body(), &packet[..28]);
+    }
+
+    #[test]
+    fn options_of_sixty_bytes_are_quoted_whole() {
+        let mut packet = pod_to([10, 50, 77, 1], protocol::UDP, &[0; 60]);
+        packet[0] = 0x4f;
+        let bytes = answer(&packet, Trouble::NoRoute).unwrap();
+        assert_eq!(bytes[28..], packet[..68]);
+    }
+
+    #[test]
+    fn short_packet_is_quoted_as_far_as_it_goes() {
+        let packet = pod_to([10, 50, 77, 1], protocol::TCP, &[0, 80]);
+        assert_eq!(answer(&packet, Trouble::NoRoute).unwrap()[28..], packet);
+    }
+
+    #[test]
+    fn troubles_have_their_types_codes_and_mtu() {
+        let four = pod_to([10, 50, 77, 1], protocol::UDP, &[0; 8]);
+        let six = v6(POD_V6, "fd00:50:0:77::1".parse().unwrap(), protocol::UDP, &[0; 8]);
+        for (trouble, v4_expected, v6_expected) in [
+            (Trouble::NoRoute, (3, 0, 0), (1, 0, 0)),
+            (Trouble::TimeExceeded, (11, 0, 0), (3, 0, 0)),
+            (Trouble::TooBig { mtu: 1450 }, (3, 4, 1450), (2, 0, 1450)),
+        ] {
+            let bytes = answer(&four, trouble).unwrap();
+            let message = Icmpv4Packet::new_checked(&bytes[20..]).unwrap();
+            assert_eq!((message.icmp_type(), message.code(), message.rest()), v4_expected);
+            let bytes = answer(&six, trouble).unwrap();
+            let message = Icmpv6Packet::new_checked(&bytes[40..]).unwrap();
+            assert_eq!((message.icmp_type(), message.code(), message.rest()), v6_expected);
+        }
+    }
+
+    #[test]
+    fn ipv6_answers_quote_as_much_as_the_minimum_mtu_holds() {
+        let packet = v6(POD_V6, "fd00:50:0:77::1".parse().unwrap(), protocol::UDP, &[7; 1400]);
+        let bytes = answer(&packet, Trouble::TooBig { mtu: 1430 }).unwrap();
+        assert_eq!(bytes.len(), 1280);
+        assert_eq!(bytes[48..], packet[..1232]);
+        let ip = Ipv6Packet::new_checked(&bytes[..]).unwrap();
+        assert_eq!((ip.src(), ip.dst(), ip.next_header()), (OWN_V6, POD_V6, protocol::ICMPV6));
+        let message = Icmpv6Packet::new_checked(ip.payload()).unwrap();
+        assert!(message.verify_checksum(ip.pseudo_header(protocol::ICMPV6, ip.payload_len())));
+    }
+
+    #[test]
+    fn echo_requests_are_answered_and_icmp_errors_are_not() {
+        let echo = [8, 0, 0, 0, 0, 0, 0, 0];
+        assert!(answer(&pod_to([10, 50, 77, 1], protocol::ICMP, &echo), Trouble::NoRoute).is_ok());
+        for icmp_type in [3, 4, 5, 11, 12, 99] {
+            let error = [icmp_type, 0, 0, 0, 0, 0, 0, 0];
+            let packet = pod_to([10, 50, 77, 1], protocol::ICMP, &error);
+            assert_eq!(answer(&packet, Trouble::NoRoute), Err(Silence::Forbidden), "type {icmp_type}");
+        }
+        assert!(answer(&pod_to([10, 50, 77, 1], protocol::ICMP, &[]), Trouble::NoRoute).is_err(), "no type");
+
+        let dst = "fd00:50:0:77::1".parse().unwrap();
+        assert!(answer(&v6(POD_V6, dst, protocol::ICMPV6, &[128, 0, 0, 0]), Trouble::NoRoute).is_ok());
+        for icmp_type in [1, 2, 3, 4, 100, 127, 137] {
+            let packet = v6(POD_V6, dst, protocol::ICMPV6, &[icmp_type, 0, 0, 0]);
+            assert_eq!(answer(&packet, Trouble::NoRoute), Err(Silence::Forbidden), "type {icmp_type}");
+        }
+        // Behind an extension header too.
+        let packet = v6(POD_V6, dst, protocol::DEST_OPTIONS, &[58, 0, 1, 4, 0, 0, 0, 0, 1, 0, 0, 0]);
+        assert_eq!(answer(&packet, Trouble::NoRoute), Err(Silence::Forbidden));
+    }
+
+    #[test]
+    fn only_first_fragments_are_answered() {
+        let mut packet = pod_to([10, 50, 77, 1], protocol::UDP, &[0; 16]);
+        packet[6..8].copy_from_slice(&[0x20, 0x00]);
+        assert!(answer(&packet, Trouble::NoRoute).is_ok());
+        packet[6..8].copy_from_slice(&[0x20, 0x01]);
+        assert_eq!(answer(&packet, Trouble::NoRoute), Err(Silence::Forbidden));
+
+        let dst = "fd00:50:0:77::1".parse().unwrap();
+        let mut fragment = [17, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0];
+        assert!(answer(&v6(POD_V6, dst, protocol::FRAGMENT, &fragment), Trouble::NoRoute).is_ok());
+        fragment[3] = 9;
+        assert_eq!(
+            answer(&v6(POD_V6, dst, protocol::FRAGMENT, &fragment), Trouble::NoRoute),
+            Err(Silence::Forbidden)
+        );
+    }
+
+    #[test]
+    fn group_and_impossible_addresses_are_not_answered() {
+        for dst in [
+            [224, 0, 0, 1],
+            [239, 1, 2, 3],
+            [255, 255, 255, 255],
+            [0, 0, 0, 0],
+            [127, 0, 0, 1],
+            [240, 0, 0, 1],
+        ] {
+            assert!(answer(&pod_to(dst, protocol::UDP, &[0; 8]), Trouble::NoRoute).is_err(), "to {dst:?}");
+        }
+        for src in [[0, 0, 0, 0], [0, 1, 2, 3], [127, 0, 0, 1], [224, 0, 0, 1], [255, 255, 255, 255]] {
+            let packet = v4(src.into(), [10, 50, 77, 1].into(), protocol::UDP, &[0; 8]);
+            assert!(answer(&packet, Trouble::NoRoute).is_err(), "from {src:?}");
+        }
+        for dst in ["ff02::2", "ff0e::1", "::", "::1", "fe80::1"] {
+            let packet = v6(POD_V6, dst.parse().unwrap(), protocol::UDP, &[0; 8]);
+            assert!(answer(&packet, Trouble::NoRoute).is_err(), "to {dst}");
+        }
+        for src in ["ff02::2", "::", "::1"] {
+            let packet = v6(src.parse().unwrap(), "fd00:50:0:77::1".parse().unwrap(), protocol::UDP, &[0; 8]);
+            assert!(answer(&packet, Trouble::NoRoute).is_err(), "from {src}");
+        }
+    }
+
+    #[test]
+    fn without_an_address_of_the_family_there_is_no_answer() {
+        let packet = pod_to([10, 50, 77, 1], protocol::UDP, &[0; 8]);
+        let mut answerer = Answerer::new(None, Some(OWN_V6), TokenBucket::new(1, Duration::ZERO));
+        let inner = Inner::parse(&packet).unwrap();
+        let outcome = answerer.answer(&inner, Trouble::NoRoute, Instant::now(), &mut [0; MAX_ANSWER_LEN]);
+        assert_eq!(outcome, Err(Silence::Forbidden));
+    }
+
+    #[test]
+    fn answers_stop_at_the_limit_and_resume_with_time() {
+        let start = Instant::now();
+        let packet = pod_to([10, 50, 77, 1], protocol::UDP, &[0; 8]);
+        let inner = Inner::parse(&packet).unwrap();
+        let mut answerer = Answerer::new(Some(OWN_V4), None, TokenBucket::new(3, Duration::from_millis(10)));
+        let mut at = |ms| {
+            let now = start + Duration::from_millis(ms);
+            answerer.answer(&inner, Trouble::NoRoute, now, &mut [0; MAX_ANSWER_LEN])
+        };
+        assert_eq!([at(0), at(0), at(0), at(0)], [Ok(56), Ok(56), Ok(56), Err(Silence::Limited)]);
+        assert_eq!(
+            [at(9), at(10), at(19), at(20)],
+            [Err(Silence::Limited), Ok(56), Err(Silence::Limited), Ok(56)]
+        );
+        assert_eq!(at(5), Err(Silence::Limited), "time that goes back refills nothing");
+        // A long pause fills the bucket to the brim and no further.
+        assert_eq!(
+            [at(99_999), at(99_999), at(99_999), at(99_999)],
+            [Ok(56), Ok(56), Ok(56), Err(Silence::Limited)]
+        );
+    }
+
+    #[test]
+    fn a_forbidden_answer_takes_no_token() {
+        let mut answerer = Answerer::new(Some(OWN_V4), None, TokenBucket::new(1, Duration::from_secs(1)));
+        let now = Instant::now();
+        let group = pod_to([224, 0, 0, 1], protocol::UDP, &[0; 8]);
+        let packet = pod_to([10, 50, 77, 1], protocol::UDP, &[0; 8]);
+        let mut out = [0; MAX_ANSWER_LEN];
+        for _ in 0..5 {
+            assert!(
+                answerer.answer(&Inner::parse(&group).unwrap(), Trouble::NoRoute, now, &mut out).is_err()
+            );
+        }
+        assert!(answerer.answer(&Inner::parse(&packet).unwrap(), Trouble::NoRoute, now, &mut out).is_ok());
+    }
+
+    #[test]
+    fn a_chain_that_cannot_be_walked_is_not_answered() {
+        let packet = v6(
+            POD_V6,
+            "fd00:50:0:77::1".parse().unwrap(),
+            protocol::HOP_BY_HOP,
+            &[17, 255, 0, 0, 0, 0, 0, 0],
+        );
+        let inner = Ipv6Packet::new_checked(&packet[..]).unwrap();
+        assert!(inner.upper_layer().is_err() && answer(&packet, Trouble::NoRoute).is_err());
+    }
+}
