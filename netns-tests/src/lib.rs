@@ -11,6 +11,7 @@
 //! | [`traffic`], [`generator`] | ping, TCP, UDP, latency between pods |
 //! | [`capture`] | what was on a link |
 //! | [`snapshot`] | is anything left behind |
+//! | [`demo`] | the seven steps of `felt-lab demo` |
 //!
 //! The crate shares no code with the daemon, the data plane or the plugins: it runs their programs and asks the kernel
 //! with the system's own tools what came of it.
@@ -21,6 +22,7 @@ pub mod bins;
 pub mod capture;
 pub mod cmd;
 pub mod daemon;
+pub mod demo;
 pub mod etcd;
 pub mod generator;
 pub mod kernel_node;

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use felt_netns_tests::netns::Lifetime;
 use felt_netns_tests::topology::{Backend, Lab, NodeKind, Registry, Spec};
-use felt_netns_tests::{generator, topology};
+use felt_netns_tests::{demo, generator, topology};
 
 #[derive(Parser)]
 #[command(name = "felt-lab", version, about = "Clusters of network namespaces on one machine")]
@@ -29,6 +29,12 @@ enum Command {
     Down(Name),
     /// Show the nodes and pods of a running cluster
     Show(Name),
+    /// Show and check in seven steps what felt does
+    Demo {
+        /// One JSON document on standard output, progress on standard error
+        #[arg(long)]
+        json: bool,
+    },
     /// What runs inside the pods (used by the other commands)
     #[command(subcommand, hide = true)]
     Gen(Gen),
@@ -167,9 +173,30 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Exec(args) => return exec(&args),
         Command::Down(args) => down(&args.name)?,
         Command::Show(args) => say(&Lab::load(&args.name)?.describe())?,
+        Command::Demo { json } => {
+            check_rights()?;
+            return Ok(if demo::run(demo::Options { json })? {
+                ExitCode::SUCCESS
+            } else {
+                ExitCode::FAILURE
+            });
+        }
         Command::Gen(what) => generate(what)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// One clear line for what is missing, before anything is made.
+fn check_rights() -> Result<()> {
+    let status = std::fs::read_to_string("/proc/self/status").context("read /proc/self/status")?;
+    let uid = status.lines().find_map(|l| l.strip_prefix("Uid:")).and_then(|l| l.split_whitespace().nth(1));
+    if uid != Some("0") {
+        bail!("root is needed (network namespaces, /dev/net/tun)");
+    }
+    std::fs::OpenOptions::new().read(true).write(true).open("/dev/net/tun").context(
+        "/dev/net/tun cannot be opened (load the tun module, or pass the device into the container)",
+    )?;
+    Ok(())
 }
 
 fn up(args: Up) -> Result<()> {
