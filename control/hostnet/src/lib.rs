@@ -7,7 +7,10 @@
 //!
 //! | Module | What it covers |
 //! |---|---|
-//! | [`netlink`] | links, addresses, routes, neighbours, FDB, rules, events |
+//! | [`netlink`] | links, addresses, routes, neighbours, FDB, rules, queueing, events |
+//! | [`announce`] | gratuitous ARP, unsolicited neighbour advertisement |
+//! | [`conntrack`] | removal of tracked connections |
+//! | [`nft`] | nftables transactions and listings |
 //! | [`netns`] | opening, comparing, entering and making network namespaces |
 //! | [`sysctl`] | `/proc/sys` values |
 //! | [`subnet_env`] | the file in which the daemon tells the plugins their subnet |
@@ -40,10 +43,13 @@
 //!
 //! Invariant: unsafe code lives in `sys` alone.
 
+pub mod announce;
+pub mod conntrack;
 mod error;
 mod mac;
 pub mod netlink;
 pub mod netns;
+pub mod nft;
 pub mod subnet_env;
 mod sys;
 pub mod sysctl;

@@ -25,3 +25,89 @@ impl<'a> Iterator for Attrs<'a> {
         Some(Attr { kind, value })
     }
 }
+
+/// The nested flag of an attribute's type.
+const NLA_F_NESTED: u16 = 0x8000;
+
+/// Appends attributes to a message.
+#[derive(Debug)]
+pub(crate) struct Writer<'a>(pub(crate) &'a mut Vec<u8>);
+
+impl Writer<'_> {
+    /// An attribute with its value as bytes.
+    pub(crate) fn bytes(&mut self, kind: u16, value: &[u8]) {
+        let length = (4 + value.len()) as u16;
+        self.0.extend_from_slice(&length.to_ne_bytes());
+        self.0.extend_from_slice(&kind.to_ne_bytes());
+        self.0.extend_from_slice(value);
+        self.0.resize(self.0.len().next_multiple_of(4), 0);
+    }
+
+    /// A string with the NUL the kernel wants.
+    pub(crate) fn string(&mut self, kind: u16, value: &str) {
+        let mut bytes = value.as_bytes().to_vec();
+        bytes.push(0);
+        self.bytes(kind, &bytes);
+    }
+
+    /// A number in network byte order, as netfilter uses throughout.
+    pub(crate) fn be32(&mut self, kind: u16, value: u32) {
+        self.bytes(kind, &value.to_be_bytes());
+    }
+
+    /// A 64-bit number in network byte order.
+    pub(crate) fn be64(&mut self, kind: u16, value: u64) {
+        self.bytes(kind, &value.to_be_bytes());
+    }
+
+    /// A 16-bit number in network byte order.
+    pub(crate) fn be16(&mut self, kind: u16, value: u16) {
+        self.bytes(kind, &value.to_be_bytes());
+    }
+
+    /// A number in the machine's byte order, as traffic control uses.
+    pub(crate) fn ne32(&mut self, kind: u16, value: u32) {
+        self.bytes(kind, &value.to_ne_bytes());
+    }
+
+    /// An attribute that holds attributes.
+    pub(crate) fn nest(&mut self, kind: u16, fill: impl FnOnce(&mut Writer<'_>)) {
+        let start = self.0.len();
+        self.0.extend_from_slice(&[0, 0]);
+        self.0.extend_from_slice(&(kind | NLA_F_NESTED).to_ne_bytes());
+        fill(&mut Writer(self.0));
+        let length = (self.0.len() - start) as u16;
+        self.0[start..start + 2].copy_from_slice(&length.to_ne_bytes());
+    }
+}
+
+impl Attr<'_> {
+    /// The value as a number in network byte order.
+    pub(crate) fn as_be32(&self) -> Option<u32> {
+        Some(u32::from_be_bytes(self.value.get(..4)?.try_into().ok()?))
+    }
+
+    /// The value as a 64-bit number in network byte order.
+    pub(crate) fn as_be64(&self) -> Option<u64> {
+        Some(u64::from_be_bytes(self.value.get(..8)?.try_into().ok()?))
+    }
+
+    /// The value as a 16-bit number in network byte order.
+    pub(crate) fn as_be16(&self) -> Option<u16> {
+        Some(u16::from_be_bytes(self.value.get(..2)?.try_into().ok()?))
+    }
+
+    /// The value as text, up to the NUL.
+    pub(crate) fn as_text(&self) -> String {
+        let end = self.value.iter().position(|byte| *byte == 0).unwrap_or(self.value.len());
+        String::from_utf8_lossy(&self.value[..end]).into_owned()
+    }
+}
+
+impl<'a> Attrs<'a> {
+    /// The first attribute of a type.
+    pub(crate) fn get(self, kind: u16) -> Option<Attr<'a>> {
+        let mut attrs = self;
+        attrs.find(|attr| attr.kind == kind)
+    }
+}

@@ -12,6 +12,7 @@ mod neigh;
 mod route;
 mod rule;
 pub(crate) mod socket;
+mod tc;
 
 use std::fmt;
 
@@ -28,6 +29,7 @@ pub use link::{
 pub use neigh::{FdbEntry, Neighbour, NeighbourState};
 pub use route::{Lookup, Route, RouteKind, RouteProtocol, RouteScope};
 pub use rule::Rule;
+pub use tc::{Filter, NewQdisc, Qdisc, Tbf, TcHandle};
 
 use crate::Error;
 use crate::netns::NetNs;

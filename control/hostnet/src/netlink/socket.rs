@@ -111,6 +111,14 @@ impl Connection {
         let _ = self.socket.set_rx_buf_sz(bytes);
     }
 
+    /// Makes room for one large request; without the right, as much as is allowed.
+    pub(crate) fn set_send_memory(&self, bytes: usize) {
+        // The kernel doubles the value for its own bookkeeping; small requests fit the default.
+        if bytes > 64 * 1024 {
+            crate::sys::set_send_buffer(self.as_fd(), bytes.next_multiple_of(4096));
+        }
+    }
+
     /// Joins a multicast group.
     pub(crate) fn join(&mut self, group: u32) -> io::Result<()> {
         self.socket.add_membership(group)

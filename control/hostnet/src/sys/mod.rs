@@ -5,7 +5,7 @@
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -70,4 +70,54 @@ pub(crate) fn borrow_fd<T: AsRawFd>(owner: &T) -> BorrowedFd<'_> {
     // SAFETY: the lifetime of the result is that of the borrow of `owner`, which keeps its
     // descriptor open; the callers pass `netlink_sys::Socket`, which owns it until dropped.
     unsafe { BorrowedFd::borrow_raw(owner.as_raw_fd()) }
+}
+
+/// setsockopt(2) of the send buffer, beyond the system's limit where the right is there.
+pub(crate) fn set_send_buffer(fd: BorrowedFd<'_>, bytes: usize) {
+    let value = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
+    for option in [libc::SO_SNDBUFFORCE, libc::SO_SNDBUF] {
+        // SAFETY: the option's value is an int, and the length says so; the descriptor is open.
+        let result = unsafe {
+            libc::setsockopt(
+                fd.as_raw_fd(),
+                libc::SOL_SOCKET,
+                option,
+                std::ptr::from_ref(&value).cast(),
+                size_of::<libc::c_int>() as libc::socklen_t,
+            )
+        };
+        if result == 0 {
+            return;
+        }
+    }
+}
+
+/// Sends one packet of an Ethernet protocol out of a link, through a packet socket that receives
+/// nothing (protocol 0).
+pub(crate) fn send_frame(ifindex: u32, ethertype: u16, to: [u8; 6], packet: &[u8]) -> io::Result<()> {
+    // SAFETY: no memory is passed.
+    let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
+    check(fd)?;
+    // SAFETY: the call succeeded, so `fd` is open and nobody else owns it.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: an all-zero sockaddr_ll is a valid value of that plain struct of integers.
+    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    address.sll_family = libc::AF_PACKET as libc::c_ushort;
+    address.sll_protocol = ethertype.to_be();
+    address.sll_ifindex =
+        libc::c_int::try_from(ifindex).map_err(|_| io::Error::from_raw_os_error(libc::ENODEV))?;
+    address.sll_halen = 6;
+    address.sll_addr[..6].copy_from_slice(&to);
+    // SAFETY: `packet` is readable for its length, `address` for the length of its type.
+    let sent = unsafe {
+        libc::sendto(
+            socket.as_raw_fd(),
+            packet.as_ptr().cast(),
+            packet.len(),
+            0,
+            std::ptr::from_ref(&address).cast(),
+            size_of::<libc::sockaddr_ll>() as libc::socklen_t,
+        )
+    };
+    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
