@@ -156,7 +156,7 @@ impl<T: AsRef<[u8]>> Ipv6Packet<T> {
         let mut fragment = None;
         for _ in 0..=MAX_EXTENSIONS {
             let len = match next {
-                protocol::HOP_BY_HOP | protocol::ROUTING | protocol::DEST_OPTIONS | protocol::MOBILITY => {
+                protocol::HOP_BY_HOP | protocol::ROUTING | protocol::DEST_OPTIONS => {
                     let head = bytes.get(offset..offset + 2).ok_or(Malformed::HeaderLen)?;
                     8 + usize::from(head[1]) * 8
                 }
@@ -167,7 +167,9 @@ impl<T: AsRef<[u8]>> Ipv6Packet<T> {
                 protocol::FRAGMENT => {
                     let head = bytes.get(offset..offset + 8).ok_or(Malformed::HeaderLen)?;
                     let field = be16(head, 2);
-                    fragment = Some((usize::from(field & 0xfff8), field & 1 != 0));
+                    // A second fragment header must not hide what the first one said.
+                    let more = field & 1 != 0 || matches!(fragment, Some((_, true)));
+                    fragment = Some((usize::from(field & 0xfff8), more));
                     8
                 }
                 _ => return Ok(UpperLayer { protocol: next, offset, fragment }),

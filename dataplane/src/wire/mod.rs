@@ -52,8 +52,6 @@ pub mod protocol {
     pub const NO_NEXT: u8 = 59;
     /// IPv6 destination options, RFC 8200 4.6.
     pub const DEST_OPTIONS: u8 = 60;
-    /// IPv6 mobility header, RFC 6275.
-    pub const MOBILITY: u8 = 135;
 }
 
 /// Ethertypes of the frames inside VXLAN.

@@ -1,0 +1,59 @@
+#!/bin/bash
+# Fuzz the data plane's parsers for a while: run.sh SECONDS [TARGET..]
+#
+# Each target starts from the golden packets of ../testdata and runs SECONDS. A crash ends the script with
+# an error and leaves the input in artifacts/TARGET/. Works on the stable toolchain, without sanitizers:
+# by cargo-fuzz where it is installed, else by a plain build with the same flags.
+set -eu
+
+cd "$(dirname "$0")"
+seconds=${1:?usage: run.sh SECONDS [TARGET..]}
+shift
+all=$(ls fuzz_targets | sed 's/\.rs$//')
+targets=${*:-$all}
+export CARGO_TARGET_DIR="$PWD/target"
+
+# The seeds: whole datagrams, and the inner packets and transport headers in them.
+mkdir -p corpus/seeds
+for file in ../testdata/*/*.hex; do
+    name=$(basename "$(dirname "$file")")-$(basename "$file" .hex)
+    digits=$(grep -v '^#' "$file" | tr -d ' \n')
+    for skip in 0 22 42 62; do
+        [ ${#digits} -gt $((skip * 2)) ] || continue
+        # shellcheck disable=SC2059 # the format is the data: escapes
+        printf "$(printf %s "$digits" | cut -c $((skip * 2 + 1))- | sed 's/../\\x&/g')" > "corpus/seeds/$name-$skip"
+    done
+done
+
+if cargo fuzz --version > /dev/null 2>&1; then
+    run() { cargo fuzz run -s none --fuzz-dir . "$1" "corpus/$1" corpus/seeds -- -max_total_time="$seconds" -max_len=2048 -print_final_stats=1; }
+else
+    # What `cargo fuzz build -s none` passes: coverage counters for libFuzzer, and debug assertions.
+    RUSTFLAGS="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4
+        -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table
+        -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing -Ccodegen-units=1"
+    RUSTFLAGS=$(echo $RUSTFLAGS)
+    export RUSTFLAGS
+    # A --target keeps the flags off build scripts.
+    host=$(rustc -vV | sed -n 's/^host: //p')
+    cargo build --release --bins --target "$host"
+    run() {
+        mkdir -p "artifacts/$1"
+        "$CARGO_TARGET_DIR/$host/release/$1" "corpus/$1" corpus/seeds -artifact_prefix="artifacts/$1/" \
+            -max_total_time="$seconds" -max_len=2048 -print_final_stats=1
+    }
+fi
+
+for target in $targets; do
+    mkdir -p "corpus/$target"
+    log=$(mktemp)
+    if ! run "$target" > "$log" 2>&1; then
+        tail -n 40 "$log"
+        rm -f "$log"
+        echo "fuzz target $target failed; its input is in dataplane/fuzz/artifacts/$target/" >&2
+        exit 1
+    fi
+    runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
+    rm -f "$log"
+    echo "$target: ${runs:-?} runs in $seconds s, nothing found"
+done
