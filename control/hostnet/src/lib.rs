@@ -10,6 +10,7 @@
 //! | [`netlink`] | links, addresses, routes, neighbours, FDB, rules, queueing, events |
 //! | [`announce`] | gratuitous ARP, unsolicited neighbour advertisement |
 //! | [`conntrack`] | removal of tracked connections |
+//! | [`iptables`] | rules through the iptables programs |
 //! | [`nft`] | nftables transactions and listings |
 //! | [`netns`] | opening, comparing, entering and making network namespaces |
 //! | [`sysctl`] | `/proc/sys` values |
@@ -46,6 +47,7 @@
 pub mod announce;
 pub mod conntrack;
 mod error;
+pub mod iptables;
 mod mac;
 pub mod netlink;
 pub mod netns;
