@@ -3,6 +3,7 @@
 //! | Module | What it is |
 //! |---|---|
 //! | [`cmd`] | programs with deadlines, signals, waiting for conditions |
+//! | [`check`] | what tests assert, with messages |
 //! | [`netns`] | namespaces that vanish with their maker; places to run commands |
 //! | [`topology`] | a cluster: underlay, nodes, registry, pods (start here: the picture) |
 //! | [`daemon`], [`etcd`] | `feltd` and etcd as processes of a node |
@@ -20,6 +21,7 @@
 
 pub mod bins;
 pub mod capture;
+pub mod check;
 pub mod cmd;
 pub mod daemon;
 pub mod demo;

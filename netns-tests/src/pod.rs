@@ -210,6 +210,7 @@ impl Runtime {
             Ok(result) => result,
             Err(e) => {
                 let _ = self.del(node, &at);
+                let _ = self.loopback_list().del(node, &loopback_of(&at));
                 let _ = node.run(&["ip", "netns", "del", name]);
                 return Err(e);
             }
@@ -239,7 +240,9 @@ impl Runtime {
     /// # Errors
     /// The failing plugin's error; the namespace stays then.
     pub fn detach(&self, node: &Place, name: &str) -> Result<()> {
-        self.del(node, &Attachment::of(name))?;
+        let at = Attachment::of(name);
+        self.del(node, &at)?;
+        self.loopback_list().del(node, &loopback_of(&at))?;
         node.run(&["ip", "netns", "del", name]).map(drop)
     }
 
@@ -248,12 +251,14 @@ impl Runtime {
     /// # Errors
     /// The plugin's error.
     pub fn loopback(&self, node: &Place, at: &Attachment) -> Result<()> {
-        let lo = Runtime {
+        self.loopback_list().add(node, &loopback_of(at)).map(drop)
+    }
+
+    fn loopback_list(&self) -> Runtime {
+        Runtime {
             conflist: json!({"cniVersion": "0.3.1", "name": "cni-loopback", "plugins": [{"type": "loopback"}]}),
             cni_path: self.cni_path.clone(),
-        };
-        let at = Attachment { ifname: "lo".to_owned(), ..at.clone() };
-        lo.add(node, &at).map(drop)
+        }
     }
 
     /// ADD of the whole list. The result is cached in the node.
@@ -368,6 +373,11 @@ impl Runtime {
         let cached: Value = serde_json::from_str(&text).ok()?;
         Some(cached["result"].clone())
     }
+}
+
+/// The same container's loopback attachment.
+fn loopback_of(at: &Attachment) -> Attachment {
+    Attachment { ifname: "lo".to_owned(), ..at.clone() }
 }
 
 /// Installs felt's plugins into a node (hard links or copies made by `felt-cni install`), once.

@@ -152,7 +152,8 @@ impl Spec {
             underlay_mtu: 1500,
             backend_keys: serde_json::Map::new(),
             config_keys: serde_json::Map::new(),
-            daemon_args: Vec::new(),
+            // As flannel's manifest has it; without it the flannel plugin asks the bridge to masquerade.
+            daemon_args: vec!["--ip-masq".to_owned()],
         }
     }
 
