@@ -1,22 +1,23 @@
 //! The file registry as daemons use it: several managers on one directory.
 
+mod support;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use felt_control::lease::{Event, Lease, LeaseAttrs, SubnetKey, WatchResult};
 use felt_control::netconfig::NetworkConfig;
 use felt_control::subnet::file::FileManager;
 use felt_control::subnet::term::Term;
-use felt_control::subnet::{AcquireError, ConfigError, KeepError, KeepState, SubnetManager};
-use tokio::sync::{Barrier, mpsc, watch};
-use tokio_util::sync::CancellationToken;
+use felt_control::subnet::{AcquireError, ConfigError, SubnetManager};
+use tokio::sync::Barrier;
+
+use self::support::{Keep, SOON, Watch, eventually};
 
 const SECOND: Duration = Duration::from_secs(1);
-/// For conditions that normally hold within milliseconds.
-const SOON: Duration = Duration::from_secs(20);
 
 /// A registry directory with a network of 31 leasable /24 subnets.
 fn registry() -> tempfile::TempDir {
@@ -49,71 +50,6 @@ fn put(root: &Path, key: &str, text: &str) {
 async fn acquire(manager: &FileManager, n: u8) -> Lease {
     let net = manager.network_config().await.unwrap();
     manager.acquire(&net, &attrs(n), None).await.unwrap()
-}
-
-/// A watch whose results are collected.
-struct Watch {
-    rx: mpsc::Receiver<WatchResult>,
-    cancel: CancellationToken,
-}
-
-impl Watch {
-    fn start(manager: &FileManager) -> Watch {
-        let (tx, rx) = mpsc::channel(16);
-        let cancel = CancellationToken::new();
-        let (manager, token) = (manager.clone(), cancel.clone());
-        tokio::spawn(async move { manager.watch(tx, token).await });
-        Watch { rx, cancel }
-    }
-
-    async fn next(&mut self) -> WatchResult {
-        tokio::time::timeout(SOON, self.rx.recv()).await.expect("nothing reported").expect("watch ended")
-    }
-
-    /// The next events, one at a time.
-    async fn event(&mut self) -> Event {
-        match self.next().await {
-            WatchResult::Events(mut events) if events.len() == 1 => events.remove(0),
-            other => panic!("not one event: {other:?}"),
-        }
-    }
-}
-
-/// A running `keep`.
-struct Keep {
-    cancel: CancellationToken,
-    state: watch::Receiver<KeepState>,
-    task: tokio::task::JoinHandle<Result<(), KeepError>>,
-}
-
-impl Keep {
-    fn start(manager: &FileManager, lease: Lease) -> Keep {
-        let (tx, state) = watch::channel(KeepState::default());
-        let cancel = CancellationToken::new();
-        let (manager, token) = (manager.clone(), cancel.clone());
-        let task = tokio::spawn(async move { manager.keep(lease, token, tx).await });
-        Keep { cancel, state, task }
-    }
-
-    async fn until(&mut self, what: &str, test: impl Fn(&KeepState) -> bool) {
-        tokio::time::timeout(SOON, self.state.wait_for(|state| test(state)))
-            .await
-            .unwrap_or_else(|_| panic!("never {what}"))
-            .expect("keep ended");
-    }
-
-    async fn stop(self) {
-        self.cancel.cancel();
-        self.task.await.unwrap().unwrap();
-    }
-}
-
-async fn eventually(what: &str, test: impl Fn() -> bool) {
-    let begin = Instant::now();
-    while !test() {
-        assert!(begin.elapsed() < SOON, "never {what}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
 }
 
 #[tokio::test]

@@ -8,6 +8,8 @@
 //! a time limit, and long-running calls end when their token is cancelled.
 
 pub mod alloc;
+mod backoff;
+pub mod etcd;
 pub mod file;
 mod published;
 pub mod term;
