@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!            key = address >> (BITS - length)
-//!  dense     top[key / 256 - first] -> page[key % 256] -> peer       keys close together
-//!  sparse    buckets[hash(key)]     -> [(key, peer), ..]             keys anywhere
+//!  dense     top[key / 64 - first] -> page[key % 64]       keys close together
+//!  sparse    buckets[hash(key)]    -> [(key, hop), ..]    keys anywhere
 //! ```
 //!
 //! A network's subnets lie side by side, so the dense form is the rule. It turns into the sparse one when
@@ -17,9 +17,11 @@
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
-use super::peer::Peer;
+use super::peer::NextHop;
 
-const PAGE_BITS: u32 = 8;
+/// PERF: small pages copy fast and suit sparse networks (flannel takes subnets at random); the top array of
+/// 65,536 subnets still is a sixth of an L1 cache.
+const PAGE_BITS: u32 = 6;
 const PAGE_SLOTS: usize = 1 << PAGE_BITS;
 
 /// An address as a number.
@@ -82,14 +84,14 @@ impl Key for u128 {
     }
 }
 
-/// Bytes that the dense form may take for `count` prefixes: 1 MiB, and 256 bytes for each.
-fn dense_budget(count: usize) -> usize {
-    (1 << 20) + 256 * count
+/// Bytes that the dense form may take for `count` prefixes: 4 MiB, and 256 bytes for each.
+pub(super) fn dense_budget(count: usize) -> usize {
+    (4 << 20) + 256 * count
 }
 
 #[derive(Debug, Clone)]
 struct Page {
-    slots: [Option<Arc<Peer>>; PAGE_SLOTS],
+    slots: [Option<NextHop>; PAGE_SLOTS],
     used: u16,
 }
 
@@ -110,7 +112,7 @@ struct Sparse<K> {
     buckets: Vec<Bucket<K>>,
 }
 
-type Bucket<K> = Option<Arc<[(K, Arc<Peer>)]>>;
+type Bucket<K> = Option<Arc<[(K, NextHop)]>>;
 
 #[derive(Debug, Clone)]
 enum Form<K> {
@@ -144,9 +146,9 @@ impl<K: Key> Index<K> {
         self.count
     }
 
-    /// The peer whose prefix holds `addr`.
+    /// The entry whose prefix holds `addr`.
     #[inline]
-    pub(super) fn get(&self, addr: K) -> Option<&Arc<Peer>> {
+    pub(super) fn get(&self, addr: K) -> Option<&NextHop> {
         let key = addr.shr(self.shift);
         match &self.form {
             Form::Dense(dense) => dense.get(key),
@@ -155,7 +157,7 @@ impl<K: Key> Index<K> {
     }
 
     /// Enters or replaces the prefix that holds `addr`.
-    pub(super) fn set(&mut self, addr: K, peer: Arc<Peer>) {
+    pub(super) fn set(&mut self, addr: K, hop: NextHop) {
         let key = addr.shr(self.shift);
         if let Form::Dense(dense) = &self.form
             && dense.bytes_with(key) > dense_budget(self.count + 1)
@@ -163,8 +165,8 @@ impl<K: Key> Index<K> {
             self.form = Form::Sparse(Sparse::build(dense.entries(), self.count + 1));
         }
         let added = match &mut self.form {
-            Form::Dense(dense) => dense.set(key, peer),
-            Form::Sparse(sparse) => sparse.set(key, peer),
+            Form::Dense(dense) => dense.set(key, hop),
+            Form::Sparse(sparse) => sparse.set(key, hop),
         };
         self.count += usize::from(added);
         self.reshape_sparse();
@@ -181,8 +183,8 @@ impl<K: Key> Index<K> {
         self.reshape_sparse();
     }
 
-    /// All entries as (lowest address, peer), in no order.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (K, &Arc<Peer>)> {
+    /// All entries as (lowest address, entry), in no order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (K, &NextHop)> {
         let (dense, sparse) = match &self.form {
             Form::Dense(dense) => (Some(dense), None),
             Form::Sparse(sparse) => (None, Some(sparse)),
@@ -191,7 +193,7 @@ impl<K: Key> Index<K> {
             .into_iter()
             .flat_map(Dense::entries)
             .chain(sparse.into_iter().flat_map(Sparse::entries))
-            .map(|(key, peer)| (K::from_u128(key.to_u128() << self.shift), peer))
+            .map(|(key, hop)| (K::from_u128(key.to_u128() << self.shift), hop))
     }
 
     /// Keeps between 1 and 8 entries per bucket on average, and goes back to the dense form when a
@@ -204,10 +206,10 @@ impl<K: Key> Index<K> {
         }
         let mut dense = Dense { first: K::from_u128(0), top: Vec::new(), pages: 0 };
         let budget = dense_budget(self.count) / 2;
-        let fits = sparse.entries().all(|(key, peer)| {
+        let fits = sparse.entries().all(|(key, hop)| {
             let fits = dense.bytes_with(key) <= budget;
             if fits {
-                dense.set(key, peer.clone());
+                dense.set(key, hop.clone());
             }
             fits
         });
@@ -221,7 +223,7 @@ impl<K: Key> Index<K> {
         match &self.form {
             Form::Dense(dense) => dense.bytes(dense.pages, dense.top.len()),
             Form::Sparse(sparse) => {
-                sparse.buckets.len() * size_of::<Bucket<K>>() + self.count * size_of::<(K, Arc<Peer>)>()
+                sparse.buckets.len() * size_of::<Bucket<K>>() + self.count * size_of::<(K, NextHop)>()
             }
         }
     }
@@ -245,7 +247,7 @@ impl<K: Key> Index<K> {
 
 impl<K: Key> Dense<K> {
     #[inline]
-    fn get(&self, key: K) -> Option<&Arc<Peer>> {
+    fn get(&self, key: K) -> Option<&NextHop> {
         let page = key.shr(PAGE_BITS).wrapping_sub(self.first).to_usize();
         self.top.get(page)?.as_ref()?.slots[slot(key)].as_ref()
     }
@@ -278,7 +280,7 @@ impl<K: Key> Dense<K> {
     }
 
     /// Whether the key is new. The caller has checked [`Dense::bytes_with`].
-    fn set(&mut self, key: K, peer: Arc<Peer>) -> bool {
+    fn set(&mut self, key: K, hop: NextHop) -> bool {
         let Some((front, at, len)) = self.place(key) else { return false };
         if self.top.is_empty() || front > 0 {
             self.first = key.shr(PAGE_BITS);
@@ -290,7 +292,7 @@ impl<K: Key> Dense<K> {
             Arc::new(Page { slots: [const { None }; PAGE_SLOTS], used: 0 })
         });
         let page = Arc::make_mut(page);
-        let added = page.slots[slot(key)].replace(peer).is_none();
+        let added = page.slots[slot(key)].replace(hop).is_none();
         page.used += u16::from(added);
         added
     }
@@ -325,7 +327,7 @@ impl<K: Key> Dense<K> {
         self.first = K::from_u128(self.first.to_u128() + front as u128);
     }
 
-    fn entries(&self) -> impl Iterator<Item = (K, &Arc<Peer>)> {
+    fn entries(&self) -> impl Iterator<Item = (K, &NextHop)> {
         let first = self.first.to_u128();
         self.top.iter().enumerate().filter_map(|(at, page)| Some((at, page.as_ref()?))).flat_map(
             move |(at, page)| {
@@ -333,7 +335,7 @@ impl<K: Key> Dense<K> {
                 page.slots
                     .iter()
                     .enumerate()
-                    .filter_map(move |(slot, peer)| Some((K::from_u128(base + slot as u128), peer.as_ref()?)))
+                    .filter_map(move |(slot, hop)| Some((K::from_u128(base + slot as u128), hop.as_ref()?)))
             },
         )
     }
@@ -348,7 +350,7 @@ const MIN_BUCKETS: usize = 16;
 
 impl<K: Key> Sparse<K> {
     /// A table of these entries with about four per bucket.
-    fn build<'a>(entries: impl Iterator<Item = (K, &'a Arc<Peer>)>, count: usize) -> Self {
+    fn build<'a>(entries: impl Iterator<Item = (K, &'a NextHop)>, count: usize) -> Self {
         let buckets = (count / 4).next_power_of_two().max(MIN_BUCKETS);
         let random = RandomState::new();
         let mut table = Self {
@@ -356,9 +358,9 @@ impl<K: Key> Sparse<K> {
             shift: 64 - buckets.trailing_zeros(),
             buckets: Vec::new(),
         };
-        let mut filling: Vec<Vec<(K, Arc<Peer>)>> = vec![Vec::new(); buckets];
-        for (key, peer) in entries {
-            filling[table.bucket(key)].push((key, peer.clone()));
+        let mut filling: Vec<Vec<(K, NextHop)>> = vec![Vec::new(); buckets];
+        for (key, hop) in entries {
+            filling[table.bucket(key)].push((key, hop.clone()));
         }
         table.buckets = filling
             .into_iter()
@@ -378,21 +380,21 @@ impl<K: Key> Sparse<K> {
     }
 
     #[inline]
-    fn get(&self, key: K) -> Option<&Arc<Peer>> {
+    fn get(&self, key: K) -> Option<&NextHop> {
         let bucket = self.buckets[self.bucket(key)].as_ref()?;
-        bucket.iter().find(|(k, _)| *k == key).map(|(_, peer)| peer)
+        bucket.iter().find(|(k, _)| *k == key).map(|(_, hop)| hop)
     }
 
-    fn set(&mut self, key: K, peer: Arc<Peer>) -> bool {
+    fn set(&mut self, key: K, hop: NextHop) -> bool {
         let at = self.bucket(key);
         let mut entries: Vec<_> = self.buckets[at].iter().flat_map(|bucket| bucket.iter().cloned()).collect();
         let added = match entries.iter_mut().find(|(k, _)| *k == key) {
             Some(entry) => {
-                entry.1 = peer;
+                entry.1 = hop;
                 false
             }
             None => {
-                entries.push((key, peer));
+                entries.push((key, hop));
                 true
             }
         };
@@ -411,7 +413,7 @@ impl<K: Key> Sparse<K> {
         true
     }
 
-    fn entries(&self) -> impl Iterator<Item = (K, &Arc<Peer>)> {
-        self.buckets.iter().flatten().flat_map(|bucket| bucket.iter().map(|(key, peer)| (*key, peer)))
+    fn entries(&self) -> impl Iterator<Item = (K, &NextHop)> {
+        self.buckets.iter().flatten().flat_map(|bucket| bucket.iter().map(|(key, hop)| (*key, hop)))
     }
 }

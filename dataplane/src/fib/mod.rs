@@ -1,4 +1,4 @@
-//! The forwarding table: overlay prefix to peer, longest match first.
+//! The forwarding table: overlay prefix to next hop, longest match first.
 //!
 //! A [`Fib`] is an immutable snapshot. Changes make a new one that shares all pages but the changed ones
 //! with the old; [`publish`] hands it to the workers, which take it once per batch:
@@ -22,7 +22,7 @@ mod tests;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
-pub use peer::{PEER_COUNTERS, Peer, PeerCounters, PeerId};
+pub use peer::{NextHop, PEER_COUNTERS, Peer, PeerCounters, PeerId};
 pub use prefix::{Prefix, PrefixError};
 
 pub use crate::sys::snapshot as publish;
@@ -51,7 +51,7 @@ struct Family<K> {
     /// Longest prefix first.
     indexes: Vec<Index<K>>,
     /// The prefix of length 0.
-    default: Option<Arc<Peer>>,
+    default: Option<NextHop>,
 }
 
 impl Fib {
@@ -64,7 +64,7 @@ impl Fib {
     pub fn from_entries(entries: impl IntoIterator<Item = (Prefix, Arc<Peer>)>) -> Fib {
         let mut fib = Fib::new();
         for (prefix, peer) in entries {
-            fib.set(prefix, peer);
+            fib.set(prefix, NextHop::new(peer));
         }
         fib
     }
@@ -74,17 +74,17 @@ impl Fib {
         let mut fib = self.clone();
         for change in changes {
             match change {
-                FibChange::Set(prefix, peer) => fib.set(*prefix, peer.clone()),
+                FibChange::Set(prefix, peer) => fib.set(*prefix, NextHop::new(peer.clone())),
                 FibChange::Remove(prefix) => fib.remove(*prefix),
             }
         }
         fib
     }
 
-    fn set(&mut self, prefix: Prefix, peer: Arc<Peer>) {
+    fn set(&mut self, prefix: Prefix, hop: NextHop) {
         match prefix.addr() {
-            IpAddr::V4(addr) => self.v4.set(u32::from(addr), prefix.prefix_len(), peer),
-            IpAddr::V6(addr) => self.v6.set(u128::from(addr), prefix.prefix_len(), peer),
+            IpAddr::V4(addr) => self.v4.set(u32::from(addr), prefix.prefix_len(), hop),
+            IpAddr::V6(addr) => self.v6.set(u128::from(addr), prefix.prefix_len(), hop),
         }
     }
 
@@ -95,21 +95,21 @@ impl Fib {
         }
     }
 
-    /// The peer with the longest prefix that holds this address.
+    /// The next hop of the longest prefix that holds this address.
     #[inline]
-    pub fn v4(&self, dst: Ipv4Addr) -> Option<&Arc<Peer>> {
+    pub fn v4(&self, dst: Ipv4Addr) -> Option<&NextHop> {
         self.v4.get(u32::from(dst))
     }
 
-    /// The peer with the longest prefix that holds this address.
+    /// The next hop of the longest prefix that holds this address.
     #[inline]
-    pub fn v6(&self, dst: Ipv6Addr) -> Option<&Arc<Peer>> {
+    pub fn v6(&self, dst: Ipv6Addr) -> Option<&NextHop> {
         self.v6.get(u128::from(dst))
     }
 
-    /// The peer with the longest prefix that holds this address.
+    /// The next hop of the longest prefix that holds this address.
     #[inline]
-    pub fn lookup(&self, dst: IpAddr) -> Option<&Arc<Peer>> {
+    pub fn lookup(&self, dst: IpAddr) -> Option<&NextHop> {
         match dst {
             IpAddr::V4(addr) => self.v4(addr),
             IpAddr::V6(addr) => self.v6(addr),
@@ -141,10 +141,14 @@ impl Fib {
 
     /// All entries, in no order.
     pub fn iter(&self) -> impl Iterator<Item = (Prefix, &Arc<Peer>)> {
-        let v4 =
-            self.v4.iter().filter_map(|(addr, len, peer)| Some((Prefix::v4(addr.into(), len).ok()?, peer)));
-        let v6 =
-            self.v6.iter().filter_map(|(addr, len, peer)| Some((Prefix::v6(addr.into(), len).ok()?, peer)));
+        let v4 = self
+            .v4
+            .iter()
+            .filter_map(|(addr, len, hop)| Some((Prefix::v4(addr.into(), len).ok()?, hop.peer())));
+        let v6 = self
+            .v6
+            .iter()
+            .filter_map(|(addr, len, hop)| Some((Prefix::v6(addr.into(), len).ok()?, hop.peer())));
         v4.chain(v6)
     }
 }
@@ -157,7 +161,7 @@ impl<K> Default for Family<K> {
 
 impl<K: Key> Family<K> {
     #[inline]
-    fn get(&self, addr: K) -> Option<&Arc<Peer>> {
+    fn get(&self, addr: K) -> Option<&NextHop> {
         self.indexes.iter().find_map(|index| index.get(addr)).or(self.default.as_ref())
     }
 
@@ -166,16 +170,16 @@ impl<K: Key> Family<K> {
         self.indexes.binary_search_by(|index| len.cmp(&index.prefix_len()))
     }
 
-    fn set(&mut self, addr: K, len: u8, peer: Arc<Peer>) {
+    fn set(&mut self, addr: K, len: u8, hop: NextHop) {
         if len == 0 {
-            self.default = Some(peer);
+            self.default = Some(hop);
             return;
         }
         let at = self.find(len).unwrap_or_else(|at| {
             self.indexes.insert(at, Index::new(len));
             at
         });
-        self.indexes[at].set(addr, peer);
+        self.indexes[at].set(addr, hop);
     }
 
     fn remove(&mut self, addr: K, len: u8) {
@@ -194,8 +198,8 @@ impl<K: Key> Family<K> {
         self.indexes.iter().map(Index::count).sum::<usize>() + usize::from(self.default.is_some())
     }
 
-    fn iter(&self) -> impl Iterator<Item = (K, u8, &Arc<Peer>)> {
-        let default = self.default.iter().map(|peer| (K::from_u128(0), 0, peer));
+    fn iter(&self) -> impl Iterator<Item = (K, u8, &NextHop)> {
+        let default = self.default.iter().map(|hop| (K::from_u128(0), 0, hop));
         let longer = self
             .indexes
             .iter()
@@ -208,14 +212,14 @@ impl<K: Key> Family<K> {
 #[derive(Debug, Clone)]
 pub struct Cursor<'a> {
     fib: &'a Fib,
-    v4: Option<(Ipv4Addr, Option<&'a Arc<Peer>>)>,
-    v6: Option<(Ipv6Addr, Option<&'a Arc<Peer>>)>,
+    v4: Option<(Ipv4Addr, Option<&'a NextHop>)>,
+    v6: Option<(Ipv6Addr, Option<&'a NextHop>)>,
 }
 
 impl<'a> Cursor<'a> {
     /// [`Fib::v4`].
     #[inline]
-    pub fn v4(&mut self, dst: Ipv4Addr) -> Option<&'a Arc<Peer>> {
+    pub fn v4(&mut self, dst: Ipv4Addr) -> Option<&'a NextHop> {
         match self.v4 {
             Some((last, peer)) if last == dst => peer,
             _ => {
@@ -228,7 +232,7 @@ impl<'a> Cursor<'a> {
 
     /// [`Fib::v6`].
     #[inline]
-    pub fn v6(&mut self, dst: Ipv6Addr) -> Option<&'a Arc<Peer>> {
+    pub fn v6(&mut self, dst: Ipv6Addr) -> Option<&'a NextHop> {
         match self.v6 {
             Some((last, peer)) if last == dst => peer,
             _ => {
