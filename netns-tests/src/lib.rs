@@ -12,6 +12,7 @@
 //! | [`traffic`], [`generator`] | ping, TCP, UDP, latency between pods |
 //! | [`capture`] | what was on a link |
 //! | [`snapshot`] | is anything left behind |
+//! | [`vm`] | another kernel, in emulation |
 //! | [`demo`] | the seven steps of `felt-lab demo` |
 //!
 //! The crate shares no code with the daemon, the data plane or the plugins: it runs their programs and asks the kernel
@@ -33,3 +34,4 @@ pub mod pod;
 pub mod snapshot;
 pub mod topology;
 pub mod traffic;
+pub mod vm;

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use felt_netns_tests::netns::Lifetime;
 use felt_netns_tests::topology::{Backend, Lab, NodeKind, Registry, Spec};
-use felt_netns_tests::{demo, generator, topology};
+use felt_netns_tests::{demo, generator, topology, vm};
 
 #[derive(Parser)]
 #[command(name = "felt-lab", version, about = "Clusters of network namespaces on one machine")]
@@ -34,6 +34,15 @@ enum Command {
         /// One JSON document on standard output, progress on standard error
         #[arg(long)]
         json: bool,
+    },
+    /// Another kernel in emulation
+    Vm {
+        /// Only fetch and build what it needs; the exit code tells whether it can run here
+        #[arg(long)]
+        prepare: bool,
+        /// A shell script to run in it
+        #[arg(last = true)]
+        words: Vec<String>,
     },
     /// What runs inside the pods (used by the other commands)
     #[command(subcommand, hide = true)]
@@ -181,6 +190,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
                 ExitCode::FAILURE
             });
         }
+        Command::Vm { prepare, words } => return machine(prepare, &words),
         Command::Gen(what) => generate(what)?,
     }
     Ok(ExitCode::SUCCESS)
@@ -251,6 +261,17 @@ fn exec(args: &Exec) -> Result<ExitCode> {
     let status = command.args(rest).status().with_context(|| format!("run {program}"))?;
     let code = status.code().and_then(|c| u8::try_from(c).ok()).unwrap_or(1);
     Ok(ExitCode::from(code))
+}
+
+fn machine(prepare: bool, words: &[String]) -> Result<ExitCode> {
+    if prepare {
+        say(&format!("kernel {}\n", vm::prepare()?.release))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut guest = vm::Vm::boot()?;
+    let (code, text) = guest.output(&words.join(" "), std::time::Duration::from_secs(600))?;
+    say(&text)?;
+    Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
 }
 
 fn down(name: &str) -> Result<()> {
