@@ -52,12 +52,18 @@ fn lookups(c: &mut Criterion) {
     for subnets in [256, 65_536, 100_000] {
         let fib = table::fib(subnets);
         let keys = table::destinations(subnets, KEYS);
-        group.bench_function(BenchmarkId::new("random", subnets), |b| {
-            b.iter(|| sweep(&fib, black_box(&keys)))
-        });
         let ring = table::ring(subnets);
+        group.bench_function(BenchmarkId::new("random", subnets), |b| {
+            b.iter(|| sweep(&fib, black_box(&keys), touch));
+        });
+        group.bench_function(BenchmarkId::new("random_peer", subnets), |b| {
+            b.iter(|| sweep(&fib, black_box(&keys), touch_peer));
+        });
         group.bench_function(BenchmarkId::new("dependent", subnets), |b| {
-            b.iter(|| chase(&ring, KEYS, black_box(1)));
+            b.iter(|| chase(&ring, KEYS, black_box(1), touch));
+        });
+        group.bench_function(BenchmarkId::new("dependent_peer", subnets), |b| {
+            b.iter(|| chase(&ring, KEYS, black_box(1), touch_peer));
         });
     }
     let fib = table::fib(65_536);
