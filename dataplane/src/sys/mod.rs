@@ -4,6 +4,7 @@
 
 use std::io;
 
+pub(crate) mod simd;
 pub mod snapshot;
 pub(crate) mod tun;
 
