@@ -5,3 +5,4 @@ pub mod gojson;
 pub mod lease;
 pub mod netconfig;
 pub mod subnet;
+pub mod traffic;

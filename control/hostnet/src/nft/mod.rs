@@ -378,8 +378,13 @@ impl Nft {
     }
 
     /// Whether the kernel has nftables at all.
-    pub fn available(&mut self) -> bool {
-        self.tables().is_ok()
+    pub fn is_supported(&mut self) -> Result<bool, Error> {
+        match self.tables() {
+            Ok(_) => Ok(true),
+            // Without the module nobody answers for this part of netfilter netlink.
+            Err(error) if error.is(libc::EINVAL) || error.is_unsupported() => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Applies a batch; on failure nothing of it is in effect, and the error names the operation the

@@ -1,0 +1,81 @@
+//! The blackhole route for the own subnet.
+//!
+//! While the pods' bridge does not exist (no pod yet), packets to the own subnet would follow the
+//! route of the whole overlay into the tunnel, or the default route out into the world. A blackhole
+//! route of the subnet stops them. Its metric is the worst there is, so that the bridge's own route
+//! wins whichever of the two comes first.
+
+use ipnet::IpNet;
+
+use felt_hostnet::netlink::{Family, Handle, Route, RouteKind};
+use felt_hostnet::{Error, TolerateAbsence};
+
+use super::{FAMILIES, TrafficConfig};
+
+/// The worst metric but one: 4294967295 is refused for IPv6.
+const METRIC: u32 = u32::MAX - 1;
+const TABLE_MAIN: u32 = 254;
+
+fn route(subnet: IpNet) -> Route {
+    Route::to(subnet).blackhole().metric(METRIC)
+}
+
+/// Blackhole routes of a subnet in the main table, whatever their metric.
+fn found(handle: &mut Handle, subnet: IpNet) -> Result<Vec<Route>, Error> {
+    let routes = handle.routes(Family::of(subnet.addr()), Some(TABLE_MAIN))?;
+    Ok(routes
+        .into_iter()
+        .filter(|route| route.kind == RouteKind::Blackhole && route.dst == subnet.trunc())
+        .collect())
+}
+
+/// Adds the routes that are missing; says whether one was.
+pub(super) fn ensure(config: &TrafficConfig) -> Result<bool, Error> {
+    if !config.blackhole {
+        return Ok(false);
+    }
+    let mut changed = false;
+    let mut handle = Handle::new()?;
+    for pods in FAMILIES.into_iter().filter_map(|family| config.pods(family)) {
+        match handle.route_add(&route(pods.subnet)) {
+            Ok(()) => changed = true,
+            Err(error) if error.already_exists() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(changed)
+}
+
+/// Removes blackhole routes of the own subnet that are not wanted: all when switched off, else those
+/// with another metric, which would win over the bridge's route (flannel makes one with the best).
+pub(super) fn remove_unwanted(config: &TrafficConfig) -> Result<(), Error> {
+    let mut handle = Handle::new()?;
+    for pods in FAMILIES.into_iter().filter_map(|family| config.pods(family)) {
+        for route in found(&mut handle, pods.subnet)? {
+            if !config.blackhole || route.metric != Some(METRIC) {
+                handle.route_del(&exact(&route)).tolerate_absence()?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Removes the blackhole routes of these subnets.
+pub(super) fn remove(subnets: &[IpNet]) -> Result<(), Error> {
+    let mut handle = Handle::new()?;
+    for subnet in subnets {
+        for route in found(&mut handle, *subnet)? {
+            handle.route_del(&exact(&route)).tolerate_absence()?;
+        }
+    }
+    Ok(())
+}
+
+/// What names a found blackhole route for removal: IPv6 ones are listed with the loopback device.
+fn exact(found: &Route) -> Route {
+    let route = Route::to(found.dst).blackhole();
+    match found.metric {
+        Some(metric) => route.metric(metric),
+        None => route,
+    }
+}

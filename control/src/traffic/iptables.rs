@@ -1,0 +1,196 @@
+//! The rules through iptables: chains `FLANNEL-POSTRTG` (table nat) and `FLANNEL-FWD` (table filter),
+//! reached by one jump each from POSTROUTING and FORWARD.
+
+use felt_hostnet::Error;
+use felt_hostnet::iptables::{Iptables, Position, Rule, Wanted};
+use felt_hostnet::netlink::Family;
+
+use super::rules::{Action, KUBE_MARK, Match, RuleSpec};
+use super::{FAMILIES, TrafficConfig};
+
+const MASQUERADE_CHAIN: &str = "FLANNEL-POSTRTG";
+const MASQUERADE_COMMENT: &str = "flanneld masq";
+const FORWARD_CHAIN: &str = "FLANNEL-FWD";
+const FORWARD_COMMENT: &str = "flanneld forward";
+
+/// Our chains with their tables.
+const OURS: [(&str, &str); 2] = [("nat", MASQUERADE_CHAIN), ("filter", FORWARD_CHAIN)];
+
+fn word(text: &str) -> String {
+    text.to_owned()
+}
+
+/// A rule in the form in which `iptables-save` prints it.
+pub fn render(rule: &RuleSpec, comment: &str, fully_random: bool) -> Rule {
+    let mut words = Vec::new();
+    let mut mark = Vec::new();
+    for condition in &rule.matches {
+        match condition {
+            Match::KubeMark => {
+                mark.extend([
+                    word("-m"),
+                    word("mark"),
+                    word("--mark"),
+                    format!("{KUBE_MARK:#x}/{KUBE_MARK:#x}"),
+                ]);
+            }
+            Match::From(net) => words.extend([word("-s"), net.to_string()]),
+            Match::NotFrom(net) => words.extend([word("!"), word("-s"), net.to_string()]),
+            Match::To(net) => words.extend([word("-d"), net.to_string()]),
+            Match::NotTo(net) => words.extend([word("!"), word("-d"), net.to_string()]),
+        }
+    }
+    words.extend(mark);
+    words.extend([word("-m"), word("comment"), word("--comment"), word(comment), word("-j")]);
+    match rule.action {
+        Action::Return => words.push(word("RETURN")),
+        Action::Accept => words.push(word("ACCEPT")),
+        Action::Masquerade => {
+            words.push(word("MASQUERADE"));
+            if fully_random {
+                words.push(word("--random-fully"));
+            }
+        }
+    }
+    Rule(words)
+}
+
+fn jump(comment: &str, chain: &str) -> Rule {
+    Rule(["-m", "comment", "--comment", comment, "-j", chain].map(word).to_vec())
+}
+
+/// What a family's tables shall hold.
+pub fn wanted(config: &TrafficConfig, family: Family, random_fully_known: bool) -> Vec<Wanted> {
+    let fully_random = config.fully_random && random_fully_known;
+    let table = |table: &str, chain: &str, from: &str, comment: &str, rules: Vec<RuleSpec>| Wanted {
+        table: word(table),
+        chains: vec![(word(chain), rules.iter().map(|rule| render(rule, comment, fully_random)).collect())],
+        jumps: vec![(word(from), jump(comment, chain), Position::Last)],
+    };
+    let mut wanted = Vec::new();
+    wanted.extend(
+        config
+            .masquerade_rules(family)
+            .map(|rules| table("nat", MASQUERADE_CHAIN, "POSTROUTING", MASQUERADE_COMMENT, rules)),
+    );
+    wanted.extend(
+        config
+            .forward_rules(family)
+            .map(|rules| table("filter", FORWARD_CHAIN, "FORWARD", FORWARD_COMMENT, rules)),
+    );
+    wanted
+}
+
+/// Makes the tables hold what is configured; says whether anything had to be written.
+pub(super) fn ensure(config: &TrafficConfig) -> Result<bool, Error> {
+    let mut changed = false;
+    for family in FAMILIES {
+        // No program is looked for where no rule is wanted.
+        if wanted(config, family, true).is_empty() {
+            continue;
+        }
+        let tool = Iptables::find(family)?;
+        for wanted in wanted(config, family, tool.has_random_fully()) {
+            changed |= tool.ensure(&wanted)?;
+        }
+    }
+    Ok(changed)
+}
+
+/// Removes our chains that the configuration does not ask for.
+pub(super) fn remove_unwanted(config: &TrafficConfig) -> Result<(), Error> {
+    each_tool(&FAMILIES, |tool| {
+        let wanted = wanted(config, tool.family(), true);
+        for (table, chain) in OURS {
+            if !wanted.iter().any(|wanted| wanted.table == table) {
+                tool.remove_chains(table, &[chain])?;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Removes all our chains.
+pub(super) fn remove(families: &[Family]) -> Result<(), Error> {
+    each_tool(families, |tool| {
+        for (table, chain) in OURS {
+            tool.remove_chains(table, &[chain])?;
+        }
+        Ok(())
+    })
+}
+
+/// Works with the programs of each family; where they are not installed there is nothing to do.
+fn each_tool(families: &[Family], work: impl Fn(&Iptables) -> Result<(), Error>) -> Result<(), Error> {
+    let mut first = Ok(());
+    for family in families {
+        let outcome = match Iptables::find(*family) {
+            Ok(tool) => work(&tool),
+            Err(error) if error.is_not_found() => Ok(()),
+            Err(error) => Err(error),
+        };
+        first = first.and(outcome);
+    }
+    first
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Mode;
+    use super::*;
+
+    fn config() -> TrafficConfig {
+        TrafficConfig {
+            mode: Mode::Iptables,
+            v4: Some(("10.5.0.0/16".parse().unwrap(), "10.5.34.0/24".parse().unwrap())),
+            v6: Some(("fd00:7::/48".parse().unwrap(), "fd00:7:0:58::/64".parse().unwrap())),
+            masquerade: true,
+            forward: true,
+            fully_random: true,
+            blackhole: true,
+        }
+    }
+
+    fn text(wanted: &Wanted) -> Vec<String> {
+        wanted.chains[0].1.iter().map(|rule| rule.0.join(" ")).collect()
+    }
+
+    #[test]
+    fn rules_are_flannels_in_its_order() {
+        let tables = wanted(&config(), Family::V4, true);
+        assert_eq!(
+            text(&tables[0]),
+            [
+                "-m mark --mark 0x4000/0x4000 -m comment --comment flanneld masq -j RETURN",
+                "-s 10.5.34.0/24 -d 10.5.0.0/16 -m comment --comment flanneld masq -j RETURN",
+                "-s 10.5.0.0/16 -d 10.5.34.0/24 -m comment --comment flanneld masq -j RETURN",
+                "! -s 10.5.0.0/16 -d 10.5.34.0/24 -m comment --comment flanneld masq -j RETURN",
+                "-s 10.5.0.0/16 ! -d 224.0.0.0/4 -m comment --comment flanneld masq -j MASQUERADE --random-fully",
+                "! -s 10.5.0.0/16 -d 10.5.0.0/16 -m comment --comment flanneld masq -j MASQUERADE --random-fully",
+            ]
+        );
+        assert_eq!(
+            text(&tables[1]),
+            [
+                "-s 10.5.0.0/16 -m comment --comment flanneld forward -j ACCEPT",
+                "-d 10.5.0.0/16 -m comment --comment flanneld forward -j ACCEPT",
+            ]
+        );
+        assert_eq!(tables[0].jumps[0].1.0.join(" "), "-m comment --comment flanneld masq -j FLANNEL-POSTRTG");
+        assert_eq!((tables[1].table.as_str(), tables[1].jumps[0].0.as_str()), ("filter", "FORWARD"));
+    }
+
+    #[test]
+    fn ipv6_and_switches() {
+        let tables = wanted(&config(), Family::V6, false);
+        assert_eq!(
+            text(&tables[0])[4],
+            "-s fd00:7::/48 ! -d ff00::/8 -m comment --comment flanneld masq -j MASQUERADE"
+        );
+        let off = TrafficConfig { masquerade: false, v6: None, ..config() };
+        assert_eq!(wanted(&off, Family::V4, true).len(), 1);
+        assert!(wanted(&off, Family::V6, true).is_empty());
+        let plain = TrafficConfig { fully_random: false, ..config() };
+        assert!(text(&wanted(&plain, Family::V4, true)[0])[4].ends_with("-j MASQUERADE"));
+    }
+}
