@@ -333,6 +333,87 @@ pub fn echo_ask(to: SocketAddr, seconds: f64) -> Result<()> {
     report(&LatencyReport { count: times.len() as u64, p50_us: at(500), p99_us: at(990) })
 }
 
+/// Bytes written as hexadecimal digits.
+fn unhex(text: &str) -> Result<Vec<u8>> {
+    let digits: Vec<u8> = text
+        .trim()
+        .chars()
+        .map(|c| {
+            c.to_digit(16).and_then(|d| u8::try_from(d).ok()).with_context(|| format!("bad hex {text:?}"))
+        })
+        .collect::<Result<_>>()?;
+    ensure!(digits.len().is_multiple_of(2), "an odd number of hex digits: {text:?}");
+    Ok(digits.chunks(2).map(|d| d[0] << 4 | d[1]).collect())
+}
+
+/// Sends each line of standard input, hexadecimal, as one datagram (an empty line as an empty one).
+///
+/// # Errors
+/// When a line is not hexadecimal or a send fails.
+pub fn send_hex(to: SocketAddr) -> Result<()> {
+    let any: IpAddr = if to.is_ipv4() { [0, 0, 0, 0].into() } else { [0_u16; 8].into() };
+    let socket = UdpSocket::bind((any, 0)).context("bind")?;
+    let mut text = String::new();
+    std::io::stdin().read_to_string(&mut text).context("read standard input")?;
+    for line in text.split('\n') {
+        socket.send_to(&unhex(line)?, to).with_context(|| format!("send to {to}"))?;
+    }
+    Ok(())
+}
+
+/// Sends `count` datagrams nobody should send: half of them the golden ones of standard input (hexadecimal lines) with
+/// bytes changed, cut or added, half of them noise. Prints how many the kernel took.
+///
+/// # Errors
+/// When the input is not hexadecimal or the socket cannot be made.
+pub fn hostile(to: SocketAddr, count: u64, seed: u64) -> Result<()> {
+    let mut text = String::new();
+    std::io::stdin().read_to_string(&mut text).context("read standard input")?;
+    let golden: Vec<Vec<u8>> = text.lines().map(unhex).collect::<Result<_>>()?;
+    ensure!(!golden.is_empty(), "no golden datagram on standard input");
+    let any: IpAddr = if to.is_ipv4() { [0, 0, 0, 0].into() } else { [0_u16; 8].into() };
+    let socket = UdpSocket::bind((any, 0)).context("bind")?;
+    socket.connect(to).with_context(|| format!("connect to {to}"))?;
+    let mut state = seed;
+    let mut random = move |below: u64| {
+        state = state.wrapping_add(1);
+        mix(state) % below.max(1)
+    };
+    let byte = |n: u64| n.to_le_bytes()[0];
+    let mut sent = 0_u64;
+    for n in 0..count {
+        let mut datagram;
+        if n % 2 == 0 {
+            let which = usize::try_from(random(golden.len() as u64)).unwrap_or(0);
+            datagram = golden[which].clone();
+            for _ in 0..=random(4) {
+                let at = usize::try_from(random(datagram.len() as u64)).unwrap_or(0);
+                match random(8) {
+                    0 => datagram.truncate(at),
+                    1 => datagram.extend((0..random(64)).map(byte)),
+                    2 => datagram.insert(at, byte(random(256))),
+                    _ => {
+                        if let Some(b) = datagram.get_mut(at) {
+                            *b ^= 1 << random(8);
+                        }
+                    }
+                }
+            }
+        } else {
+            let len = if random(50) == 0 { random(9000) } else { random(120) };
+            datagram = (0..len).map(|_| byte(random(256))).collect();
+        }
+        if socket.send(&datagram).is_ok() {
+            sent += 1;
+        }
+        // The receiver shall see them, not only its socket's overflow counter.
+        if n % 64 == 63 {
+            thread::sleep(Duration::from_micros(50));
+        }
+    }
+    say(&sent.to_string())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -158,6 +158,18 @@ enum Gen {
         #[arg(long)]
         seconds: f64,
     },
+    SendHex {
+        #[arg(long)]
+        to: SocketAddr,
+    },
+    Hostile {
+        #[arg(long)]
+        to: SocketAddr,
+        #[arg(long)]
+        count: u64,
+        #[arg(long)]
+        seed: u64,
+    },
     /// Builds a lab tied to this process, prints its directory and waits to be killed
     Hold,
 }
@@ -296,6 +308,8 @@ fn generate(what: Gen) -> Result<()> {
         Gen::UdpSend { to, size, rate, seconds } => generator::udp_send(to, size, rate, seconds),
         Gen::EchoServe { bind } => generator::echo_serve(bind),
         Gen::EchoAsk { to, seconds } => generator::echo_ask(to, seconds),
+        Gen::SendHex { to } => generator::send_hex(to),
+        Gen::Hostile { to, count, seed } => generator::hostile(to, count, seed),
         Gen::Hold => {
             let lab = Lab::build(Spec::new("hold", 2), Lifetime::Tied)?;
             say(&format!("{}\n", lab.dir.display()))?;
