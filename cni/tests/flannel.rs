@@ -33,7 +33,9 @@ fn attaches_in_process_and_detaches_from_what_it_stored() {
     let ns = node.container("c1");
     let log = node.path("trace");
     let result = node
-        .run_with(&node.call("flannel", "ADD", "cid1", &ns), &config, |c| drop(c.env("CNI_FELT_LOG", &log)))
+        .run_with(&node.call("flannel", "ADD", "cid1", &ns), &config, |c| {
+            c.env("CNI_FELT_LOG", &log);
+        })
         .good()
         .json();
     assert_eq!(result["ips"][0]["address"], "10.244.7.2/24");

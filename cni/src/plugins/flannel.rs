@@ -109,8 +109,8 @@ fn write(call: &Call<'_>, conf: &Conf, path: &Path, bytes: &[u8]) -> Result<()> 
     fs::DirBuilder::new().recursive(true).mode(0o700).create(&conf.data_dir)?;
     let temp = conf.data_dir.join(format!(".{}-{}.new", call.env.container_id, call.env.ifname));
     let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temp)?;
-    let written = file.write_all(bytes).and_then(|()| file.sync_data());
-    written.and_then(|()| fs::rename(&temp, path)).inspect_err(|_| {
+    // Not synced: a file that a power cut emptied is treated as a cut one, and DEL goes on without it.
+    file.write_all(bytes).and_then(|()| fs::rename(&temp, path)).inspect_err(|_| {
         let _ = fs::remove_file(&temp);
     })?;
     Ok(())
