@@ -1,19 +1,28 @@
 //! The plugins, one file or folder each, and the table that names them.
 
 mod bridge;
+mod dummy;
 mod flannel;
 mod host_local;
+mod ipvlan;
 mod loopback;
+mod macvlan;
 mod masquerade;
+mod ptp;
+mod single;
+mod static_ipam;
 mod veth;
+mod vlan;
 
-use crate::delegate;
+use felt_hostnet::netlink::{Handle, Link};
+use felt_hostnet::netns::NetNs;
+use felt_hostnet::{TolerateAbsence, announce};
+
 use crate::skel::{Call, Command};
 use crate::types::error::{Error, Result};
 use crate::types::result::{CniResult, Interface};
 use crate::types::version::SpecVersion;
-use felt_hostnet::netlink::Link;
-use felt_hostnet::netns::NetNs;
+use crate::{delegate, ipconf, trace};
 
 /// A plugin: its name, the versions it speaks, one handler per command.
 pub struct Plugin {
@@ -36,7 +45,18 @@ pub struct Plugin {
 }
 
 /// Every plugin in this binary.
-pub static ALL: &[&Plugin] = &[&bridge::PLUGIN, &flannel::PLUGIN, &host_local::PLUGIN, &loopback::PLUGIN];
+pub static ALL: &[&Plugin] = &[
+    &bridge::PLUGIN,
+    &dummy::PLUGIN,
+    &flannel::PLUGIN,
+    &host_local::PLUGIN,
+    &ipvlan::PLUGIN,
+    &loopback::PLUGIN,
+    &macvlan::PLUGIN,
+    &ptp::PLUGIN,
+    &static_ipam::PLUGIN,
+    &vlan::PLUGIN,
+];
 
 /// The plugin of this name.
 pub fn find(name: &str) -> Option<&'static Plugin> {
@@ -78,8 +98,54 @@ fn container_interface<'r>(call: &Call<'_>, result: &'r CniResult) -> Result<(us
     Ok((index, named))
 }
 
+/// The container's interface as the result names it: name, sandbox, kind, MAC.
+fn container_link(call: &Call<'_>, inside: &mut Handle, result: &CniResult, kind: &str) -> Result<Link> {
+    let (_, named) = container_interface(call, result)?;
+    let link = ipconf::find_link(inside, &named.name).map_err(|err| {
+        err.context(format!("Container Interface name in prevResult: {} not found", named.name))
+    })?;
+    if !link.is_kind(kind) {
+        return Err(Error::internal(format!("Error: Container interface {} not of type {kind}", named.name)));
+    }
+    if !named.mac.is_empty() && !named.mac.eq_ignore_ascii_case(&mac_text(&link)) {
+        return Err(Error::internal(format!(
+            "Interface {} Mac {} doesn't match container Mac: {}",
+            named.name,
+            named.mac,
+            mac_text(&link)
+        )));
+    }
+    Ok(link)
+}
+
+/// The result a CHECK compares with.
+fn required_result(call: &Call<'_>, text: &str) -> Result<CniResult> {
+    call.conf.prev_result()?.ok_or_else(|| Error::internal(text))
+}
+
 /// Tells the neighbours of a new address, so that nobody keeps an old owner's MAC: once the port
 /// forwards, for what was sent before is lost. Best effort: peers ask by themselves if they must.
 fn announce(ns: &NetNs, link: &Link, result: &CniResult) {
-    let _ = (ns, link, result);
+    let Some(mac) = link.mac else { return };
+    let _ = ipconf::inside(ns, || {
+        for ip in result.ips.iter().filter(|ip| ip.interface.is_some()) {
+            let _ = announce::announce(link.index, mac, ip.address.addr());
+        }
+        Ok(())
+    });
+    trace::step(|| "addresses announced".into());
+}
+
+/// A link's MAC as results write it.
+fn mac_text(link: &Link) -> String {
+    link.mac.map(|mac| mac.to_string()).unwrap_or_default()
+}
+
+/// Deletes the container's interface, if there is one in a namespace that exists.
+fn delete_link(call: &Call<'_>) -> Result<()> {
+    if let Some(ns) = ipconf::open_netns_if_any(call)? {
+        Handle::new_in(&ns)?.link_del_by_name(&call.env.ifname).tolerate_absence()?;
+        trace::step(|| "link deleted".into());
+    }
+    Ok(())
 }

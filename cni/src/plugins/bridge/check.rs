@@ -5,9 +5,8 @@
 use felt_hostnet::netlink::Handle;
 
 use super::conf::Conf;
-use super::mac_text;
 use crate::ipconf;
-use crate::plugins::ipam_if_any;
+use crate::plugins::{container_link, ipam_if_any, mac_text};
 use crate::skel::{Call, Command};
 use crate::types::error::{Error, Result};
 
@@ -43,35 +42,11 @@ pub(super) fn check(call: &Call<'_>) -> Result<()> {
     }
 
     let mut inside = Handle::new_in(&ns)?;
-    let (link, _) = check_container_veth(call, &mut inside, &result)?;
+    let link = container_link(call, &mut inside, &result, "veth")?;
     let peer = link.peer.ok_or_else(|| Error::internal("container interface has no peer"))?;
     let cable = host.link_by_index(peer).ok().filter(|l| l.is_kind("veth") && l.master == Some(bridge.index));
     if cable.is_none() {
         return Err(Error::internal(format!("CNI veth created for bridge {} was not found", conf.bridge)));
     }
     ipconf::check(&mut inside, &link, &result, true)
-}
-
-/// The container's interface is the veth the result names: name, sandbox, kind, MAC.
-pub(in crate::plugins) fn check_container_veth(
-    call: &Call<'_>,
-    inside: &mut Handle,
-    result: &crate::types::result::CniResult,
-) -> Result<(felt_hostnet::netlink::Link, usize)> {
-    let (index, named) = crate::plugins::container_interface(call, result)?;
-    let link = ipconf::find_link(inside, &named.name).map_err(|err| {
-        err.context(format!("Container Interface name in prevResult: {} not found", named.name))
-    })?;
-    if !link.is_kind("veth") {
-        return Err(Error::internal(format!("Error: Container interface {} not of type veth", named.name)));
-    }
-    if !named.mac.is_empty() && !named.mac.eq_ignore_ascii_case(&mac_text(&link)) {
-        return Err(Error::internal(format!(
-            "Interface {} Mac {} doesn't match container Mac: {}",
-            named.name,
-            named.mac,
-            mac_text(&link)
-        )));
-    }
-    Ok((link, index))
 }

@@ -3,6 +3,7 @@
 use felt_hostnet::MacAddr;
 
 use crate::json::{Fields, Value};
+use crate::plugins::masquerade;
 use crate::skel::Call;
 use crate::types::args;
 use crate::types::error::{Error, Result};
@@ -43,7 +44,7 @@ impl Conf {
             is_default_gateway,
             force_address: f.flag("forceAddress")?,
             ip_masq: f.flag("ipMasq")?,
-            ip_masq_backend: f.string("ipMasqBackend")?.map(str::to_owned),
+            ip_masq_backend: masquerade::backend_key(&f)?,
             mtu: mtu(&f)?,
             hairpin: f.flag("hairpinMode")?,
             promisc: f.flag("promiscMode")?,
@@ -62,11 +63,6 @@ impl Conf {
         }
         if conf.disable_container_interface && !call.conf.ipam_type.is_empty() {
             return Err(Error::internal("cannot use IPAM when DisableContainerInterface flag is set"));
-        }
-        if let Some(backend) = &conf.ip_masq_backend
-            && !matches!(backend.as_str(), "" | "iptables" | "nftables")
-        {
-            return Err(Error::internal(format!("unknown ipmasq backend {backend:?}")));
         }
         Ok(conf)
     }

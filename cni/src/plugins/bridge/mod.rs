@@ -10,14 +10,13 @@ mod device;
 
 use std::net::IpAddr;
 
-use felt_hostnet::TolerateAbsence;
 use felt_hostnet::netlink::{BridgePortChange, Handle, Link};
 use felt_hostnet::netns::NetNs;
 use felt_hostnet::sysctl;
 use ipnet::IpNet;
 
 use super::veth::{self, Wanted};
-use super::{Plugin, ipam, ipam_if_any};
+use super::{Plugin, ipam, ipam_if_any, mac_text};
 use crate::delegate;
 use crate::ipconf::{self, Dad};
 use crate::skel::{Call, Command};
@@ -195,15 +194,11 @@ impl Attachment<'_> {
         if self.leased {
             let _ = ipam(self.call, Command::Del);
             if self.conf.ip_masq {
-                let _ = super::masquerade::teardown(self.call, &[]);
+                let _ = super::masquerade::teardown(self.call);
             }
         }
         trace::step(|| "undone".into());
     }
-}
-
-fn mac_text(link: &Link) -> String {
-    link.mac.map(|mac| mac.to_string()).unwrap_or_default()
 }
 
 /// Gives each address its interface and gateway, adds default routes, and returns the addresses the
@@ -255,25 +250,18 @@ fn del(call: &Call<'_>) -> Result<()> {
     if early {
         ipam(call, Command::Del)?;
     }
-    let mut addresses = Vec::new();
-    if let Some(ns) = ipconf::open_netns_if_any(call)? {
-        let mut inside = Handle::new_in(&ns)?;
-        if conf.ip_masq {
-            addresses = super::masquerade::addresses(&mut inside, &call.env.ifname)?;
-        }
-        inside.link_del_by_name(&call.env.ifname).tolerate_absence()?;
-        trace::step(|| "link deleted".into());
-    }
+    super::delete_link(call)?;
     if !early {
         ipam_if_any(call, Command::Del)?;
     }
     if conf.ip_masq && !call.conf.ipam_type.is_empty() {
-        super::masquerade::teardown(call, &addresses)?;
+        super::masquerade::teardown(call)?;
     }
     Ok(())
 }
 
 fn gc(call: &Call<'_>) -> Result<()> {
+    super::masquerade::gc(call)?;
     ipam_if_any(call, Command::Gc)
 }
 

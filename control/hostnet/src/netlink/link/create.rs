@@ -51,6 +51,8 @@ pub enum LinkKind<'a> {
     Vxlan(Box<VxlanConfig>),
     /// A device with its own MAC on `lower`.
     Macvlan(MacvlanMode),
+    /// The same, with the number of broadcast packets it may queue.
+    MacvlanQueue(MacvlanMode, u32),
     /// A device sharing the MAC of `lower`.
     Ipvlan(IpvlanMode),
     /// An 802.1Q VLAN of `lower`, by VLAN identifier.
@@ -163,7 +165,7 @@ impl<'a> LinkKind<'a> {
             Self::Bridge(_) => "bridge",
             Self::Veth(_) => "veth",
             Self::Vxlan(_) => "vxlan",
-            Self::Macvlan(_) => "macvlan",
+            Self::Macvlan(_) | Self::MacvlanQueue(..) => "macvlan",
             Self::Ipvlan(_) => "ipvlan",
             Self::Vlan(_) => "vlan",
             Self::IpIp(_) => "ipip",
@@ -177,12 +179,10 @@ impl<'a> LinkKind<'a> {
             Self::Bridge(bridge) => InfoData::Bridge(bridge.attributes()),
             Self::Veth(peer) => InfoData::Veth(InfoVeth::Peer(peer.to_message())),
             Self::Vxlan(vxlan) => InfoData::Vxlan(vxlan.attributes()),
-            Self::Macvlan(mode) => InfoData::MacVlan(vec![InfoMacVlan::Mode(match mode {
-                MacvlanMode::Private => MacVlanMode::Private,
-                MacvlanMode::Vepa => MacVlanMode::Vepa,
-                MacvlanMode::Bridge => MacVlanMode::Bridge,
-                MacvlanMode::Passthru => MacVlanMode::Passthrough,
-            })]),
+            Self::Macvlan(mode) => InfoData::MacVlan(vec![mode.attribute()]),
+            Self::MacvlanQueue(mode, packets) => {
+                InfoData::MacVlan(vec![mode.attribute(), InfoMacVlan::BcQueueLen(*packets)])
+            }
             Self::Ipvlan(mode) => InfoData::IpVlan(vec![InfoIpVlan::Mode(match mode {
                 IpvlanMode::L2 => IpVlanMode::L2,
                 IpvlanMode::L3 => IpVlanMode::L3,
@@ -190,6 +190,17 @@ impl<'a> LinkKind<'a> {
             })]),
             Self::Vlan(vid) => InfoData::Vlan(vec![InfoVlan::Id(*vid)]),
             Self::IpIp(tunnel) => InfoData::IpTunnel(tunnel.attributes()),
+        })
+    }
+}
+
+impl MacvlanMode {
+    fn attribute(self) -> InfoMacVlan {
+        InfoMacVlan::Mode(match self {
+            Self::Private => MacVlanMode::Private,
+            Self::Vepa => MacVlanMode::Vepa,
+            Self::Bridge => MacVlanMode::Bridge,
+            Self::Passthru => MacVlanMode::Passthrough,
         })
     }
 }
