@@ -6,8 +6,9 @@ mod support;
 use std::time::Duration;
 
 use felt_hostnet::netlink::{
-    Address, BridgeConfig, BridgePortChange, Event, Family, Group, Handle, IfIndex, LinkChange, LinkDetail,
-    LinkKind, Monitor, NewLink, Route, RouteKind, Rule, VxlanConfig,
+    Address, BridgeConfig, BridgePortChange, Event, Family, Group, Handle, IfIndex, IpTunnelConfig,
+    IpvlanMode, LinkChange, LinkDetail, LinkKind, MacvlanMode, Monitor, NewLink, Route, RouteKind, Rule,
+    VlanFlags, VxlanConfig,
 };
 use felt_hostnet::netns::NetNs;
 use felt_hostnet::{MacAddr, TolerateAbsence, sysctl};
@@ -418,5 +419,117 @@ fn changes_are_heard() {
         ));
         assert!(events.iter().any(|event| matches!(event, Event::RouteSet(found) if found.dst == route.dst)));
         assert!(events.iter().any(|event| matches!(event, Event::NeighbourSet(found) if found.mac == Some(MacAddr([2, 0, 0, 0, 0, 9])))));
+    });
+}
+
+/// Says what this kernel cannot show.
+#[expect(clippy::print_stderr, reason = "an untested part must be named, not hidden")]
+fn untested(error: &felt_hostnet::Error) {
+    eprintln!("not tested on this kernel: {error}");
+}
+
+/// Makes a link; false, with a note, where this kernel does not have the kind.
+fn made(handle: &mut Handle, link: &NewLink<'_>) -> bool {
+    match handle.link_add(link) {
+        Ok(()) => true,
+        Err(error) if error.is_unsupported() => {
+            untested(&error);
+            false
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn other_kinds_read_back_as_made() {
+    in_new_netns(|| {
+        let mut handle = Handle::new().unwrap();
+        handle.link_add(&NewLink::new("under", LinkKind::veth("underp").into()).up()).unwrap();
+        let under = handle.link_by_name("under").unwrap().index;
+        let mut tested = 0;
+        let cases = [
+            (NewLink::new("k0", LinkKind::Dummy), LinkDetail::Other),
+            (NewLink::new("k1", LinkKind::Ifb), LinkDetail::Other),
+            (
+                NewLink::new("k2", LinkKind::Macvlan(MacvlanMode::Vepa)).lower(under),
+                LinkDetail::Macvlan(Some(MacvlanMode::Vepa)),
+            ),
+            (
+                NewLink::new("k3", LinkKind::Ipvlan(IpvlanMode::L3)).lower(under),
+                LinkDetail::Ipvlan(Some(IpvlanMode::L3)),
+            ),
+            (NewLink::new("k4", LinkKind::Vlan(101)).lower(under), LinkDetail::Vlan(101)),
+            (
+                NewLink::new(
+                    "k5",
+                    LinkKind::IpIp(IpTunnelConfig {
+                        local: Some("198.18.0.1".parse().unwrap()),
+                        remote: Some("198.18.0.2".parse().unwrap()),
+                        ttl: Some(64),
+                        pmtu_discovery: Some(true),
+                        ..IpTunnelConfig::default()
+                    }),
+                ),
+                LinkDetail::IpTunnel(IpTunnelConfig {
+                    lower: None,
+                    local: Some("198.18.0.1".parse().unwrap()),
+                    remote: Some("198.18.0.2".parse().unwrap()),
+                    ttl: Some(64),
+                    pmtu_discovery: Some(true),
+                }),
+            ),
+        ];
+        for (link, detail) in cases {
+            // ipvlan and macvlan exclude each other on one lower link.
+            if made(&mut handle, &link) {
+                let found = handle.link_by_name(&link.name).unwrap();
+                assert!(found.is_kind(link.kind.name()), "{found:?}");
+                assert_eq!(found.detail, detail);
+                handle.link_del(found.index).unwrap();
+                tested += 1;
+            }
+        }
+        assert!(tested >= 2, "this kernel has hardly any kind of link");
+    });
+}
+
+#[test]
+fn vlans_of_bridge_ports() {
+    in_new_netns(|| {
+        let mut handle = Handle::new().unwrap();
+        let config = BridgeConfig { vlan_default_pvid: Some(0), ..BridgeConfig::default() };
+        let filtering = BridgeConfig { vlan_filtering: Some(true), ..config };
+        match handle.link_add(&NewLink::new("br0", LinkKind::Bridge(filtering))) {
+            Ok(()) => {}
+            Err(error) if error.is_unsupported() => {
+                untested(&error);
+                return;
+            }
+            Err(error) => panic!("{error}"),
+        }
+        handle.link_add(&NewLink::new("p0", LinkKind::veth("p1").into())).unwrap();
+        let (bridge, port) = (handle.link_by_name("br0").unwrap(), handle.link_by_name("p0").unwrap().index);
+        let LinkDetail::Bridge(found) = bridge.detail else { panic!("{bridge:?}") };
+        assert_eq!((found.vlan_filtering, found.vlan_default_pvid), (Some(true), Some(0)));
+        handle.link_set_master(port, Some(bridge.index)).unwrap();
+        let access = VlanFlags { pvid: true, untagged: true, bridge_self: false };
+        handle.bridge_vlan_add(port, 100, access).unwrap();
+        handle.bridge_vlan_add(port, 200, VlanFlags::default()).unwrap();
+        let vlans = handle.bridge_vlans().unwrap();
+        assert!(vlans.contains(&(port, 100, access)), "{vlans:?}");
+        handle.bridge_vlan_del(port, 200, VlanFlags::default()).unwrap();
+        assert!(!run("bridge vlan show dev p0").contains("200"));
+        handle.bridge_set_vlan_filtering(bridge.index, false).unwrap();
+    });
+}
+
+#[test]
+fn a_tun_device_says_what_it_is() {
+    in_new_netns(|| {
+        run("ip tuntap add dev tun7 mode tun multi_queue vnet_hdr");
+        let link = Handle::new().unwrap().link_by_name("tun7").unwrap();
+        let LinkDetail::Tun(tun) = &link.detail else { panic!("{link:?}") };
+        assert!(!tun.tap && tun.persist && tun.vnet_hdr && tun.multi_queue, "{tun:?}");
+        assert_eq!(link.mac, None);
     });
 }

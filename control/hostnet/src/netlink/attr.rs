@@ -26,6 +26,16 @@ impl<'a> Iterator for Attrs<'a> {
     }
 }
 
+/// Walks over attributes as they lie, headers included.
+pub(crate) fn raw(mut bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
+    std::iter::from_fn(move || {
+        let length = u16::from_ne_bytes([*bytes.first()?, *bytes.get(1)?]) as usize;
+        let attribute = bytes.get(..length).filter(|attribute| attribute.len() >= 4)?;
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some(attribute)
+    })
+}
+
 /// The nested flag of an attribute's type.
 const NLA_F_NESTED: u16 = 0x8000;
 

@@ -1,10 +1,9 @@
 //! What changes in a namespace, as the kernel reports it.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::Duration;
 
-use netlink_packet_core::ParseableParametrized;
 use netlink_packet_route::RouteNetlinkMessage;
 
 use super::neigh::FdbEntry;
@@ -122,9 +121,7 @@ impl Monitor {
             match self.connection.receive(libc::MSG_DONTWAIT) {
                 Ok(datagram) => {
                     events.extend(Messages(datagram).filter_map(|message| {
-                        let parsed =
-                            RouteNetlinkMessage::parse_with_param(message.payload, message.kind).ok()?;
-                        Event::from_message(&parsed)
+                        Event::from_message(&super::parse(message.kind, message.payload).ok()?)
                     }));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(events),
@@ -138,6 +135,13 @@ impl Monitor {
 impl AsFd for Monitor {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.connection.as_fd()
+    }
+}
+
+impl AsRawFd for Monitor {
+    /// For event loops that want the number; readable means [`Monitor::ready`] has something.
+    fn as_raw_fd(&self) -> RawFd {
+        self.connection.as_fd().as_raw_fd()
     }
 }
 

@@ -134,9 +134,7 @@ impl Handle {
                     Ok(())
                 }
                 Answer::Message(received) => {
-                    RouteNetlinkMessage::parse_with_param(received.payload, received.kind)
-                        .map(|message| found.push(message))
-                        .map_err(|error| format!("kernel message {}: {error}", received.kind))
+                    parse(received.kind, received.payload).map(|message| found.push(message))
                 }
             },
         )?;
@@ -152,8 +150,63 @@ impl Handle {
     }
 }
 
+/// Reads a routing message.
+///
+/// An attribute that this crate's parser does not understand (a newer kernel, a vendor's driver) costs
+/// that attribute, not the message: else one odd device would hide all.
+fn parse(kind: u16, payload: &[u8]) -> Result<RouteNetlinkMessage, String> {
+    let whole = match RouteNetlinkMessage::parse_with_param(payload, kind) {
+        Ok(message) => return Ok(message),
+        Err(error) => error,
+    };
+    let fail = |error: &dyn fmt::Display| format!("kernel message {kind}: {error}");
+    // Messages come in groups of four kinds: links, addresses, routes, neighbours, rules.
+    let header_len = match kind & !3 {
+        16 => 16,
+        20 => 8,
+        _ => 12,
+    };
+    let (Some(header), Some(attributes)) = (payload.get(..header_len), payload.get(header_len..)) else {
+        return Err(fail(&whole));
+    };
+    let mut kept = header.to_vec();
+    for raw in attr::raw(attributes) {
+        let mut alone = header.to_vec();
+        alone.extend_from_slice(raw);
+        if RouteNetlinkMessage::parse_with_param(&alone[..], kind).is_ok() {
+            kept.extend_from_slice(raw);
+            kept.resize(kept.len().next_multiple_of(4), 0);
+        }
+    }
+    RouteNetlinkMessage::parse_with_param(&kept[..], kind).map_err(|error| fail(&error))
+}
+
 impl std::os::fd::AsFd for Handle {
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         self.connection.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_odd_attribute_costs_only_itself() {
+        // A link named eth9 whose MTU (attribute 4) has two bytes instead of four.
+        let mut payload = vec![0; 16];
+        payload[4] = 7;
+        let mut writer = attr::Writer(&mut payload);
+        writer.string(3, "eth9");
+        writer.bytes(4, &[1, 2]);
+        writer.ne32(13, 1000);
+        const RTM_NEWLINK: u16 = 16;
+        assert!(RouteNetlinkMessage::parse_with_param(&payload[..], RTM_NEWLINK).is_err());
+        let link = Link::from_message(&parse(RTM_NEWLINK, &payload).unwrap()).unwrap();
+        assert_eq!((link.index, link.name.as_str(), link.tx_queue_len), (IfIndex(7), "eth9", 1000));
+        for end in 0..payload.len() {
+            // Truncated messages are refused or read in part, without panic.
+            let _ = parse(RTM_NEWLINK, &payload[..end]);
+        }
     }
 }
