@@ -2,4 +2,5 @@
 //! that stays as it is, as a yardstick.
 
 pub mod alloc;
+pub mod plain;
 pub mod table;
