@@ -183,7 +183,23 @@ impl Iptables {
 
     /// Removes chains of ours from a table, with every jump to them. Says whether any was there.
     pub fn remove_chains(&self, table: &str, chains: &[&str]) -> Result<bool, Error> {
+        if !self.has_table(table) {
+            return Ok(false);
+        }
         self.settle(table, |found| found.removal(chains))
+    }
+
+    /// Whether a table can hold anything. Reading a table of the old interface makes it, which a look
+    /// for left-overs must not.
+    fn has_table(&self, table: &str) -> bool {
+        if self.variant == Variant::Nft {
+            return true;
+        }
+        let list = match self.family {
+            Family::V4 => "/proc/thread-self/net/ip_tables_names",
+            Family::V6 => "/proc/thread-self/net/ip6_tables_names",
+        };
+        std::fs::read_to_string(list).is_ok_and(|names| names.lines().any(|name| name == table))
     }
 
     fn settle(&self, table: &str, plan: impl Fn(&TableState) -> Option<String>) -> Result<bool, Error> {
