@@ -8,28 +8,40 @@
 use std::fs;
 
 use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::topology::{Backend, Lab, Registry};
 
 /// The kernel node's own lease.
 #[derive(Clone, Debug)]
 pub struct KernelNode {
-    /// Its pod subnet, `10.244.200.0/24`.
+    /// Its pod subnet, `10.244.203.0/24`.
     pub subnet: String,
-    /// Its VTEP MAC address.
+    /// Its IPv6 pod subnet in dual-stack labs, `fd00:10:244:cb::/64`.
+    pub subnet6: Option<String>,
+    /// VTEP MAC address of `flannel.1`.
     pub mac: String,
+    /// VTEP MAC address of `flannel-v6.1`.
+    pub mac6: String,
 }
 
 /// A lease found in the registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundLease {
+    /// The registry's key text, `10.244.1.0-24`.
+    pub key: String,
     /// `10.244.1.0/24`.
     pub subnet: String,
+    /// `fd00:10:244:1::/64`, in dual stack.
+    pub subnet6: Option<String>,
     /// The owner's underlay address.
     pub public_ip: String,
+    /// The owner's IPv6 underlay address, in dual stack.
+    pub public_ipv6: Option<String>,
     /// The owner's VTEP MAC, for vxlan.
     pub mac: Option<String>,
+    /// The owner's VTEP MAC for IPv6, for vxlan.
+    pub mac6: Option<String>,
 }
 
 /// Sets the node up, writes its lease, programs the peers there are.
@@ -41,47 +53,81 @@ pub fn start(lab: &mut Lab, node: usize) -> Result<()> {
     let number = node + 1;
     let kernel = KernelNode {
         subnet: format!("10.244.{}.0/24", 200 + number),
+        subnet6: lab.spec.ipv6.then(|| format!("fd00:10:244:{:x}::/64", 200 + number)),
         mac: format!("02:00:00:00:02:{number:02x}"),
+        mac6: format!("02:00:00:00:06:{number:02x}"),
     };
     let n = &lab.nodes[node];
-    let gateway = kernel.subnet.trim_end_matches("/24").to_owned();
-    n.place
-        .ip_batch(&format!(
-            "link add flannel.1 address {mac} mtu {mtu} type vxlan id 1 dev eth0 local {local} dstport 8472 nolearning\n\
-             addr add {gateway}/32 dev flannel.1\n\
-             link set flannel.1 up\n",
-            mac = kernel.mac,
-            mtu = lab.spec.underlay_mtu - 50,
-            local = n.ip,
-        ))
-        .context("set up the kernel's vxlan device")?;
-    let value = json!({
-        "PublicIP": n.ip.to_string(), "PublicIPv6": null, "BackendType": "vxlan",
-        "BackendData": {"VNI": 1, "VtepMAC": kernel.mac},
-    });
-    write_lease(lab, &kernel.subnet, &value)?;
+    let options = "id 1 dev eth0 dstport 8472 nolearning";
+    let mut setup = format!(
+        "link add flannel.1 address {mac} mtu {mtu} type vxlan {options} local {local}\n\
+         addr add {gateway}/32 dev flannel.1\n\
+         link set flannel.1 up\n",
+        mac = kernel.mac,
+        mtu = lab.spec.underlay_mtu - 50,
+        local = n.ip,
+        gateway = address(&kernel.subnet),
+    );
+    if let Some(subnet6) = &kernel.subnet6 {
+        setup.push_str(&format!(
+            "link add flannel-v6.1 address {mac} mtu {mtu} type vxlan {options} local {local}\n\
+             addr add {gateway}/128 dev flannel-v6.1 nodad\n\
+             link set flannel-v6.1 up\n",
+            mac = kernel.mac6,
+            mtu = lab.spec.underlay_mtu - 70,
+            local = n.ip6,
+            gateway = address(subnet6),
+        ));
+    }
+    n.place.ip_batch(&setup).context("set up the kernel's vxlan device")?;
+    // The text flannel writes, byte for byte.
+    let data = |mac: &str| format!(r#"{{"VNI":1,"VtepMAC":"{mac}"}}"#);
+    let (key, value) = match &kernel.subnet6 {
+        None => (
+            kernel.subnet.replace('/', "-"),
+            format!(
+                r#"{{"PublicIP":"{}","PublicIPv6":null,"BackendType":"vxlan","BackendData":{}}}"#,
+                n.ip,
+                data(&kernel.mac)
+            ),
+        ),
+        Some(subnet6) => (
+            format!("{}&{}", kernel.subnet, subnet6).replace('/', "-"),
+            format!(
+                r#"{{"PublicIP":"{}","PublicIPv6":"{}","BackendType":"vxlan","BackendData":{},"BackendV6Data":{}}}"#,
+                n.ip,
+                n.ip6,
+                data(&kernel.mac),
+                data(&kernel.mac6)
+            ),
+        ),
+    };
+    write_lease(lab, &key, &value)?;
     lab.nodes[node].kernel = Some(kernel);
     program_peers(lab, node)
 }
 
-/// Writes a lease value under its key.
+/// The address part of a prefix.
+fn address(prefix: &str) -> &str {
+    prefix.split('/').next().unwrap_or(prefix)
+}
+
+/// Writes a lease value under its key (`10.244.1.0-24`).
 ///
 /// # Errors
 /// When the registry cannot be written.
-pub fn write_lease(lab: &Lab, subnet: &str, value: &Value) -> Result<()> {
-    let key = subnet.replace('/', "-");
+pub fn write_lease(lab: &Lab, key: &str, value: &str) -> Result<()> {
     match lab.spec.registry {
         Registry::File => {
             // By rename, as every writer of that directory must, so that no reader sees half a file.
             let dir = lab.lease_dir().join("subnets");
             let temporary = lab.dir.join("shared").join(format!("new-{key}"));
-            fs::write(&temporary, value.to_string())
-                .with_context(|| format!("write {}", temporary.display()))?;
-            fs::rename(&temporary, dir.join(&key)).with_context(|| format!("rename into {}", dir.display()))
+            fs::write(&temporary, value).with_context(|| format!("write {}", temporary.display()))?;
+            fs::rename(&temporary, dir.join(key)).with_context(|| format!("rename into {}", dir.display()))
         }
         Registry::Etcd => {
             let etcd = lab.etcd.as_ref().context("etcd is not running")?;
-            etcd.put(&format!("/coreos.com/network/subnets/{key}"), &value.to_string())
+            etcd.put(&format!("/coreos.com/network/subnets/{key}"), value)
         }
     }
 }
@@ -116,18 +162,26 @@ pub fn leases(lab: &Lab) -> Result<Vec<FoundLease>> {
         }
     }
     entries.sort();
-    let parse = |(key, text): (String, String)| -> Result<FoundLease> {
-        let v: Value = serde_json::from_str(&text).with_context(|| format!("lease {key}: {text}"))?;
-        Ok(FoundLease {
-            subnet: key.split('&').next().unwrap_or_default().replace('-', "/"),
-            public_ip: v["PublicIP"].as_str().unwrap_or_default().to_owned(),
-            mac: v["BackendData"]["VtepMAC"].as_str().map(str::to_owned),
-        })
-    };
-    entries.into_iter().map(parse).collect()
+    // What is no lease is nobody's lease: tests put such entries there on purpose.
+    Ok(entries.iter().filter_map(|(key, text)| parse(key, text)).collect())
 }
 
-/// Gives a kernel node a neighbour, an FDB line and a route for every other lease.
+fn parse(key: &str, text: &str) -> Option<FoundLease> {
+    let v: Value = serde_json::from_str(text).ok()?;
+    let mut prefixes = key.split('&').map(|p| p.replace('-', "/"));
+    let field = |v: &Value| v.as_str().map(str::to_owned);
+    Some(FoundLease {
+        key: key.to_owned(),
+        subnet: prefixes.next()?,
+        subnet6: prefixes.next(),
+        public_ip: field(&v["PublicIP"])?,
+        public_ipv6: field(&v["PublicIPv6"]),
+        mac: field(&v["BackendData"]["VtepMAC"]),
+        mac6: field(&v["BackendV6Data"]["VtepMAC"]),
+    })
+}
+
+/// Gives a kernel node a neighbour, an FDB line and a route for every other lease, per family.
 ///
 /// # Errors
 /// When the kernel refuses one.
@@ -136,12 +190,19 @@ pub fn program_peers(lab: &Lab, node: usize) -> Result<()> {
     let own = me.kernel.as_ref().context("not a kernel node")?;
     let mut ip = String::new();
     let mut fdb = String::new();
-    for lease in leases(lab)? {
-        let Some(mac) = lease.mac.filter(|_| lease.subnet != own.subnet) else { continue };
-        let gateway = lease.subnet.split('/').next().unwrap_or_default();
-        ip.push_str(&format!("neigh replace {gateway} lladdr {mac} nud permanent dev flannel.1\n"));
-        ip.push_str(&format!("route replace {} via {gateway} dev flannel.1 onlink\n", lease.subnet));
-        fdb.push_str(&format!("fdb replace {mac} dev flannel.1 dst {} self permanent\n", lease.public_ip));
+    let mut peer = |device: &str, subnet: &str, mac: &str, endpoint: &str| {
+        let gateway = address(subnet);
+        ip.push_str(&format!("neigh replace {gateway} lladdr {mac} nud permanent dev {device}\n"));
+        ip.push_str(&format!("route replace {subnet} via {gateway} dev {device} onlink\n"));
+        fdb.push_str(&format!("fdb replace {mac} dev {device} dst {endpoint} self permanent\n"));
+    };
+    for lease in leases(lab)?.iter().filter(|l| l.subnet != own.subnet) {
+        if let Some(mac) = &lease.mac {
+            peer("flannel.1", &lease.subnet, mac, &lease.public_ip);
+        }
+        if let (Some(subnet), Some(mac), Some(endpoint)) = (&lease.subnet6, &lease.mac6, &lease.public_ipv6) {
+            peer("flannel-v6.1", subnet, mac, endpoint);
+        }
     }
     let mut c = me.place.net_command("bridge");
     c.args(["-batch", "-"]);

@@ -177,7 +177,12 @@ impl Runtime {
             return Ok(Runtime::flannel(cni_path));
         }
         let kernel = node.kernel.as_ref().with_context(|| format!("{} has no lease yet", node.name))?;
-        Ok(Runtime::bridge(cni_path, &[kernel.subnet.as_str()], lab.spec.pod_mtu()))
+        let subnets: Vec<&str> = [Some(&kernel.subnet), kernel.subnet6.as_ref()]
+            .into_iter()
+            .flatten()
+            .map(String::as_str)
+            .collect();
+        Ok(Runtime::bridge(cni_path, &subnets, lab.spec.pod_mtu()))
     }
 
     /// A bridge with host-local addresses from the given subnets, as flannel's plugin would delegate it.

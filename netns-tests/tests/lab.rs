@@ -36,6 +36,17 @@ fn kernel_nodes_carry_ping_tcp_and_udp() {
 }
 
 #[test]
+fn kernel_nodes_carry_ipv6() {
+    let mut spec = Spec::new("t-lab", 2).dual_stack().pods(1);
+    spec.nodes = vec![NodeKind::Kernel; 2];
+    let lab = Lab::up(spec, Lifetime::Tied).expect("a lab of kernel nodes");
+    let (a, b) = (lab.pod("p1-1").expect("p1-1"), lab.pod("p2-1").expect("p2-1"));
+    let to = b.v6().expect("IPv6");
+    let full = traffic::ping(&a.place, to, &Ping::full_size(1430, to)).expect("ping");
+    assert_eq!(full.received, 1, "{}", full.text);
+}
+
+#[test]
 fn capture_sees_what_the_kernel_encapsulates() {
     let lab = kernel_lab(2);
     let (a, b) = (lab.pod("p1-1").expect("p1-1"), lab.pod("p2-2").expect("p2-2"));
