@@ -2,5 +2,6 @@
 //! that stays as it is, as a yardstick.
 
 pub mod alloc;
+pub mod packets;
 pub mod plain;
 pub mod table;
