@@ -1,15 +1,19 @@
 //! felt's packet loop: TUN to UDP and back.
 
+mod answering;
+pub mod buf;
 pub mod config;
 pub mod device;
 pub mod encap;
 pub mod engine;
 pub mod fib;
 pub mod icmp;
-#[allow(dead_code, reason = "the packet threads that use it come next")]
+mod inbound;
 mod offload;
-#[allow(dead_code, reason = "the packet threads that use it come next")]
+mod outbound;
+pub mod socket;
 pub mod stats;
-#[allow(dead_code, reason = "the packet threads that use it come next")]
 mod sys;
+mod table;
 pub mod wire;
+mod worker;

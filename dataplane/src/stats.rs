@@ -13,6 +13,7 @@
 //! INVARIANT: each cell has one writer, the thread of its worker and direction; it loads, adds and stores
 //! without atomic additions. Only the reader sums.
 
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crossbeam_utils::CachePadded;
@@ -108,12 +109,19 @@ reasons! {
 pub const REASONS: usize = DropReason::ALL.len();
 
 /// A number for each reason.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct ReasonCounts([u64; REASONS]);
 
 impl Default for ReasonCounts {
     fn default() -> Self {
         Self([0; REASONS])
+    }
+}
+
+impl fmt::Debug for ReasonCounts {
+    /// Reasons that occurred.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.iter().filter(|(_, count)| *count > 0)).finish()
     }
 }
 
@@ -200,12 +208,6 @@ impl Cell {
         self.0.store(self.0.load(Relaxed).wrapping_add(amount), Relaxed);
     }
 
-    /// Overwrites. Only the thread that owns the cell may call this.
-    #[inline]
-    pub(crate) fn set(&self, value: u64) {
-        self.0.store(value, Relaxed);
-    }
-
     pub(crate) fn value(&self) -> u64 {
         self.0.load(Relaxed)
     }
@@ -233,6 +235,12 @@ pub(crate) struct Direction {
     answered: [Cell; REASONS],
 }
 
+impl AsRef<Direction> for CachePadded<Direction> {
+    fn as_ref(&self) -> &Direction {
+        self
+    }
+}
+
 impl Direction {
     /// `count` packets end here for this reason.
     #[inline]
@@ -240,10 +248,15 @@ impl Direction {
         self.dropped[reason as usize].add(count);
     }
 
-    /// `count` packets end here for this reason and their sender was told.
+    /// `count` packets end here for this reason, about which an answer is made where that is allowed.
     #[inline]
-    pub(crate) fn answer(&self, reason: DropReason, count: u64) {
-        self.answered[reason as usize].add(count);
+    pub(crate) fn refuse(&self, reason: DropReason, answered: bool, count: u64) {
+        if answered {
+            self.answered[reason as usize].add(count);
+        } else {
+            self.dropped[reason as usize].add(count);
+            self.answers_suppressed.add(count);
+        }
     }
 
     fn add_to(&self, sum: &mut DirectionCounters, events: &mut EventCounters) {
@@ -394,8 +407,8 @@ mod tests {
         for worker in &workers {
             worker.outbound.received_packets.add(3);
             worker.outbound.drop(DropReason::NoRoute, 2);
-            worker.outbound.answer(DropReason::NoRoute, 1);
-            worker.inbound.socket_overflow.set(5);
+            worker.outbound.refuse(DropReason::NoRoute, true, 1);
+            worker.inbound.socket_overflow.add(5);
         }
         let sum = CountersSnapshot::sum(&workers);
         assert_eq!(sum.outbound.received_packets, 6);

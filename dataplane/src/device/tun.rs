@@ -3,11 +3,14 @@
 //! The device is persistent when asked to be: it stays, with addresses and routes, when the process ends
 //! in whatever way, and the next one attaches its queues to it, before the old one leaves if need be.
 
-use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::fs::File;
+use std::io::{self, IoSlice, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use socket2::{Domain, Socket, Type};
 
+use super::Device;
+use crate::buf::Piece;
 use crate::offload::vnet_hdr;
 use crate::sys::tun as sys;
 
@@ -109,5 +112,63 @@ impl TunDevice {
     /// Number of queues.
     pub fn queue_count(&self) -> usize {
         self.queues.len()
+    }
+
+    /// Tells the kernel which unfinished packets we take: everything it knows, or nothing.
+    /// Returns whether TCP and UDP super-packets will come.
+    pub(crate) fn negotiate(&self, wanted: bool) -> Result<(bool, bool), TunError> {
+        use sys::offload::{CSUM, TSO_ECN, TSO4, TSO6, USO4, USO6};
+        let tso = CSUM | TSO4 | TSO6 | TSO_ECN;
+        // The mask is the device's, so what a former process asked for is replaced in any case.
+        let set = |mask| sys::set_offload(self.queues[0].as_fd(), mask);
+        if wanted && set(tso | USO4 | USO6).is_ok() {
+            return Ok((true, true));
+        }
+        if wanted && set(tso).is_ok() {
+            return Ok((true, false));
+        }
+        set(0).map_err(|e| self.refused("turn offloads off", e))?;
+        Ok((false, false))
+    }
+
+    /// The queues.
+    pub(crate) fn into_queues(self) -> Vec<TunQueue> {
+        self.queues.into_iter().map(|fd| TunQueue(File::from(fd))).collect()
+    }
+}
+
+/// One queue of a TUN device.
+#[derive(Debug)]
+pub struct TunQueue(File);
+
+/// Pieces of one write at most: the longest chain that merging makes.
+const MAX_PIECES: usize = 65;
+
+impl Device for TunQueue {
+    #[inline]
+    fn read(&self, buf: &mut [u8]) -> io::Result<usize> {
+        (&self.0).read(buf)
+    }
+
+    #[inline]
+    fn write(&self, head: &[u8], buffer: &[u8], pieces: &[Piece]) -> io::Result<()> {
+        if let [piece] = pieces {
+            (&self.0).write_vectored(&[IoSlice::new(head), IoSlice::new(piece.of(buffer))])?;
+            return Ok(());
+        }
+        let mut slices = [IoSlice::new(&[]); MAX_PIECES + 1];
+        if pieces.len() > MAX_PIECES {
+            return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
+        }
+        slices[0] = IoSlice::new(head);
+        for (slice, piece) in slices[1..].iter_mut().zip(pieces) {
+            *slice = IoSlice::new(piece.of(buffer));
+        }
+        (&self.0).write_vectored(&slices[..=pieces.len()])?;
+        Ok(())
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
