@@ -60,6 +60,9 @@ pub(crate) struct Inbound<A> {
     row: usize,
 }
 
+/// The peer whose subnet holds the inner source, if there is one.
+type Origin<'t> = Option<&'t Arc<Peer>>;
+
 /// Packets from one peer in a row, counted when another one's come.
 struct Tally<'t> {
     peer: Option<&'t Arc<Peer>>,
@@ -305,7 +308,7 @@ impl<A: Answers> Inbound<A> {
         from: SocketAddr,
         table: &'t Table,
         cursor: &mut Cursor<'t>,
-    ) -> Result<Option<&'t Arc<Peer>>, (DropReason, Option<&'t Arc<Peer>>)> {
+    ) -> Result<Origin<'t>, (DropReason, Origin<'t>)> {
         let src = inner.src();
         let peer = match src {
             IpAddr::V4(addr) => cursor.v4(addr),

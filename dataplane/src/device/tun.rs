@@ -153,8 +153,9 @@ impl Device for TunQueue {
     #[inline]
     fn write(&self, head: &[u8], buffer: &[u8], pieces: &[Piece]) -> io::Result<()> {
         if let [piece] = pieces {
-            (&self.0).write_vectored(&[IoSlice::new(head), IoSlice::new(piece.of(buffer))])?;
-            return Ok(());
+            // A TUN takes a packet whole or not at all.
+            let slices = [IoSlice::new(head), IoSlice::new(piece.of(buffer))];
+            return (&self.0).write_vectored(&slices).map(|_| ());
         }
         let mut slices = [IoSlice::new(&[]); MAX_PIECES + 1];
         if pieces.len() > MAX_PIECES {
@@ -164,8 +165,7 @@ impl Device for TunQueue {
         for (slice, piece) in slices[1..].iter_mut().zip(pieces) {
             *slice = IoSlice::new(piece.of(buffer));
         }
-        (&self.0).write_vectored(&slices[..=pieces.len()])?;
-        Ok(())
+        (&self.0).write_vectored(&slices[..=pieces.len()]).map(|_| ())
     }
 
     fn fd(&self) -> BorrowedFd<'_> {

@@ -211,11 +211,14 @@ impl Socket for MemorySocket {
 
 /// ICMP answers kept in memory. Clones are the same.
 #[derive(Debug, Clone, Default)]
-pub struct MemoryAnswers(Arc<Mutex<VecDeque<(IpAddr, Vec<u8>)>>>);
+pub struct MemoryAnswers(Arc<Mutex<VecDeque<Answer>>>);
+
+/// Where an answer was sent, and the packet.
+pub type Answer = (IpAddr, Vec<u8>);
 
 impl MemoryAnswers {
     /// Takes the oldest answer: where it was sent, and the packet.
-    pub fn pop(&self) -> Option<(IpAddr, Vec<u8>)> {
+    pub fn pop(&self) -> Option<Answer> {
         lock(&self.0).pop_front()
     }
 }

@@ -184,8 +184,8 @@ pub(crate) fn sendmmsg(
         }
         let mut header = empty_header();
         header.msg_hdr.msg_namelen = names[i].emit(&message.dst) as libc::socklen_t;
-        header.msg_hdr.msg_iovlen = message.piece_count as _;
-        header.msg_hdr.msg_controllen = control_len as _;
+        header.msg_hdr.msg_iovlen = message.piece_count as usize;
+        header.msg_hdr.msg_controllen = control_len;
         headers.push(header);
     }
     // Pointers last: from here on nothing else touches what they point to.
@@ -194,7 +194,7 @@ pub(crate) fn sendmmsg(
     for (i, header) in headers.iter_mut().enumerate() {
         header.msg_hdr.msg_name = name.wrapping_add(i).cast();
         header.msg_hdr.msg_iov = iovec;
-        iovec = iovec.wrapping_add(header.msg_hdr.msg_iovlen as usize);
+        iovec = iovec.wrapping_add(header.msg_hdr.msg_iovlen);
         if header.msg_hdr.msg_controllen > 0 {
             header.msg_hdr.msg_control = control.wrapping_add(i).cast();
         }
@@ -266,7 +266,7 @@ pub(crate) fn recvmmsg(
         header.msg_hdr.msg_iov = iovec.wrapping_add(i);
         header.msg_hdr.msg_iovlen = 1;
         header.msg_hdr.msg_control = control.wrapping_add(i).cast();
-        header.msg_hdr.msg_controllen = CONTROL_LEN as _;
+        header.msg_hdr.msg_controllen = CONTROL_LEN;
         headers.push(header);
     }
     // SAFETY: `headers` holds as many headers as are passed, no more than there are iovecs, names and controls
@@ -290,7 +290,7 @@ pub(crate) fn recvmmsg(
             truncated: header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0,
             ..Received::default()
         };
-        let control = &controls[i].0[..(header.msg_hdr.msg_controllen as usize).min(CONTROL_LEN)];
+        let control = &controls[i].0[..header.msg_hdr.msg_controllen.min(CONTROL_LEN)];
         for (level, kind, payload) in control_messages(control) {
             match (level, kind) {
                 (libc::SOL_UDP, libc::UDP_GRO) => {
