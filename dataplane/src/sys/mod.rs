@@ -4,8 +4,8 @@
 
 use std::io;
 
-pub(crate) mod simd;
 pub(crate) mod mmsg;
+pub(crate) mod simd;
 pub mod snapshot;
 pub(crate) mod sockopt;
 pub(crate) mod tun;
