@@ -24,7 +24,7 @@ use crate::config::{Encap, EngineConfig, SourceGuard};
 use crate::device::Device;
 use crate::encap::vxlan::Vtep;
 use crate::encap::{DecapError, Inner, udp};
-use crate::fib::{Cursor, Peer, Prefix};
+use crate::fib::{Cursor, NextHop, Prefix};
 use crate::icmp::Trouble;
 use crate::offload::SharedOffloads;
 use crate::offload::gro::{self, Added, Chain, Coalescer, HEAD_LEN, Layout, Packet, Shape};
@@ -61,20 +61,20 @@ pub(crate) struct Inbound<A> {
 }
 
 /// The peer whose subnet holds the inner source, if there is one.
-type Origin<'t> = Option<&'t Arc<Peer>>;
+type Origin<'t> = Option<&'t NextHop>;
 
 /// Packets from one peer in a row, counted when another one's come.
 struct Tally<'t> {
-    peer: Option<&'t Arc<Peer>>,
+    peer: Option<&'t NextHop>,
     packets: u64,
     bytes: u64,
 }
 
 impl<'t> Tally<'t> {
     #[inline]
-    fn add(&mut self, peer: Option<&'t Arc<Peer>>, bytes: usize, row: usize) {
+    fn add(&mut self, peer: Option<&'t NextHop>, bytes: usize, row: usize) {
         let same = match (peer, self.peer) {
-            (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+            (Some(a), Some(b)) => a.same_peer(b),
             (None, None) => true,
             _ => false,
         };
@@ -283,7 +283,7 @@ impl<A: Answers> Inbound<A> {
         }
     }
 
-    fn drop(&self, reason: DropReason, peer: Option<&Arc<Peer>>) {
+    fn drop(&self, reason: DropReason, peer: Option<&NextHop>) {
         self.counters().drop(reason, 1);
         if let (Some(peer), Some(cell)) = (peer, peer_cell::inbound(reason)) {
             peer.counters.add(self.row, cell, 1);
@@ -291,7 +291,7 @@ impl<A: Answers> Inbound<A> {
     }
 
     #[cold]
-    fn expired(&mut self, at: usize, len: usize, peer: Option<&Arc<Peer>>) {
+    fn expired(&mut self, at: usize, len: usize, peer: Option<&NextHop>) {
         let answered = Inner::parse(&self.rx.buffer[at..][..len])
             .is_ok_and(|inner| self.answering.tell(&inner, Trouble::TimeExceeded));
         self.counters().refuse(DropReason::Ttl, answered, 1);
@@ -323,7 +323,7 @@ impl<A: Answers> Inbound<A> {
             }
         }
         let from = from.ip();
-        if peer.is_some_and(|peer| peer.endpoint.ip() == from) {
+        if peer.is_some_and(|peer| peer.endpoint().ip() == from) {
             return Ok(peer);
         }
         let known = table.knows_endpoint(from);

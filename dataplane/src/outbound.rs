@@ -28,7 +28,7 @@ use crate::config::{Encap, EngineConfig};
 use crate::device::Device;
 use crate::encap::Inner;
 use crate::encap::vxlan::{self, Vtep};
-use crate::fib::{Cursor, Peer};
+use crate::fib::{Cursor, NextHop, Peer};
 use crate::icmp::Trouble;
 use crate::offload::gso::{Cutter, MAX_HEADERS};
 use crate::offload::vnet_hdr::{self, NEEDS_CSUM, VnetHdr, gso};
@@ -67,7 +67,7 @@ const NONE: u16 = u16::MAX;
 
 /// The peers of one send, by their place.
 struct Peers<'t> {
-    peers: [Option<&'t Arc<Peer>>; MAX_PACKETS],
+    peers: [Option<&'t NextHop>; MAX_PACKETS],
     count: usize,
 }
 
@@ -78,8 +78,8 @@ impl<'t> Peers<'t> {
 
     /// INVARIANT: a send has at most `MAX_PACKETS` packets, so there always is a place.
     #[inline]
-    fn place(&mut self, peer: &'t Arc<Peer>) -> u16 {
-        let same = |known: &Option<&Arc<Peer>>| known.is_some_and(|known| Arc::ptr_eq(known, peer));
+    fn place(&mut self, peer: &'t NextHop) -> u16 {
+        let same = |known: &Option<&NextHop>| known.is_some_and(|known| known.same_peer(peer));
         if let Some(at) = self.peers[..self.count].iter().rposition(same) {
             return at as u16;
         }
@@ -284,12 +284,13 @@ impl<A: Answers> Outbound<A> {
         let Some(peer) = peer else {
             return self.refuse(at, end, Trouble::NoRoute, count as u64, None);
         };
-        let mac = match (self.vtep, peer.mac) {
+        let mac = match (self.vtep, peer.mac()) {
             (Some(_), None) => return self.drop(DropReason::Unreachable, count as u64, Some(peer)),
             (Some(_), Some(mac)) => mac,
             (None, _) => crate::wire::MacAddr::default(),
         };
-        if peer.endpoint.is_ipv6() != socket.is_v6() {
+        let endpoint = peer.endpoint();
+        if endpoint.is_ipv6() != socket.is_v6() {
             return self.drop(DropReason::Unreachable, count as u64, Some(peer));
         }
         let ttl = inner.ttl();
@@ -333,7 +334,7 @@ impl<A: Answers> Outbound<A> {
                 }
                 let headers = Piece { at: first as u32, len: (end - first) as u32 };
                 let peer_at = peers.place(peer);
-                return self.push(peer_at, peer.endpoint, tos, headers, Piece::default());
+                return self.push(peer_at, endpoint, tos, headers, Piece::default());
             }
             Some(Ok(mut cutter)) => {
                 if self.vtep.is_none() {
@@ -360,7 +361,7 @@ impl<A: Answers> Outbound<A> {
             let headers = Piece { at: slot as u32, len: headers_len as u32 };
             let payload = Piece { at: (at + payload.start) as u32, len: payload.len() as u32 };
             let peer_at = peers.place(peer);
-            self.push(peer_at, peer.endpoint, tos, headers, payload);
+            self.push(peer_at, endpoint, tos, headers, payload);
         }
     }
 
@@ -510,7 +511,7 @@ impl<A: Answers> Outbound<A> {
 
     fn drop_message(&self, message: &Message, reason: DropReason, peers: &Peers<'_>) {
         let peer = peers.peers[message.peer as usize];
-        self.drop(reason, u64::from(message.packets), peer.map(AsRef::as_ref));
+        self.drop(reason, u64::from(message.packets), peer.map(|peer| &**peer));
     }
 
     #[cold]
@@ -605,7 +606,7 @@ impl<A: Answers> Outbound<A> {
             .and_then(|bytes| Inner::parse(bytes).ok())
             .is_some_and(|inner| self.answering.tell(&inner, trouble));
         let peer = peers.peers[message.peer as usize];
-        self.refused(trouble, answered, u64::from(message.packets), peer.map(AsRef::as_ref));
+        self.refused(trouble, answered, u64::from(message.packets), peer.map(|peer| &**peer));
     }
 }
 
