@@ -11,6 +11,7 @@ pub mod alloc;
 mod backoff;
 pub mod etcd;
 pub mod file;
+pub mod kube;
 mod published;
 pub mod term;
 
@@ -199,5 +200,13 @@ pub enum KeepError {
         key: SubnetKey,
         /// The other node's public address.
         holder: String,
+    },
+    /// Who assigns the subnets gave this node another one.
+    #[error("this node was assigned {now} instead of {key}; a restart takes the new subnet")]
+    Reassigned {
+        /// Our subnet.
+        key: SubnetKey,
+        /// What the node has now.
+        now: SubnetKey,
     },
 }

@@ -115,7 +115,7 @@ impl EtcdServer {
             }
         }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let missing = "cannot run etcd: install Debian's package etcd-server (`make install-deps` does)";
+        let missing = "cannot run etcd: install Debian's package etcd-server (`make test` installs it)";
         assert!(has_etcd(), "{missing}");
         let mut child = command.spawn().expect(missing);
         let begin = Instant::now();

@@ -3,6 +3,7 @@
 
 pub(crate) mod certs;
 pub(crate) mod etcd;
+pub(crate) mod kube_api;
 pub(crate) mod proxy;
 
 use std::time::{Duration, Instant};
