@@ -233,7 +233,7 @@ fn up(args: Up) -> Result<()> {
         RegistryArg::Etcd => Registry::Etcd,
     };
     spec.ipv6 = args.ipv6;
-    spec.daemon_args = args.daemon_args;
+    spec.daemon_args.extend(args.daemon_args);
     for (names, kind) in [(&args.kernel, NodeKind::Kernel), (&args.bare, NodeKind::Bare)] {
         for name in names {
             let number: usize =

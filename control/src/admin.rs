@@ -1,0 +1,106 @@
+//! The admin socket: HTTP/1.1 with JSON on a Unix socket that only its owner may open.
+
+use std::io;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse as _, Json, Response};
+use axum::routing::get;
+use tokio::net::UnixListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::api;
+use crate::view::View;
+
+/// A bound admin socket; its file goes when this is dropped.
+#[derive(Debug)]
+pub struct AdminSocket {
+    listener: Option<UnixListener>,
+    path: PathBuf,
+}
+
+/// The socket could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    /// Another daemon answers on it.
+    #[error("{} is served by another running feltd; give this one another --admin-socket", .0.display())]
+    InUse(PathBuf),
+    /// The file system or the kernel refused.
+    #[error("listen on {}: {source}", path.display())]
+    Io {
+        /// The socket's path.
+        path: PathBuf,
+        /// The reason.
+        source: io::Error,
+    },
+}
+
+impl AdminSocket {
+    /// Binds `path`, in place of a socket that nobody serves any more.
+    ///
+    /// The socket is made under another name, closed to others and then renamed, so that at no time a stranger can
+    /// connect.
+    ///
+    /// # Errors
+    /// See [`BindError`].
+    pub async fn bind(path: &Path) -> Result<Self, BindError> {
+        let fail = |source| BindError::Io { path: path.to_owned(), source };
+        if tokio::net::UnixStream::connect(path).await.is_ok() {
+            return Err(BindError::InUse(path.to_owned()));
+        }
+        if let Some(parent) = path.parent() {
+            std::fs::create_dir_all(parent).map_err(fail)?;
+        }
+        let hidden = path.with_extension(format!("new{}", std::process::id()));
+        let _ = std::fs::remove_file(&hidden);
+        let listener = UnixListener::bind(&hidden).map_err(fail)?;
+        let placed = std::fs::set_permissions(&hidden, std::fs::Permissions::from_mode(0o600))
+            .and_then(|()| std::fs::rename(&hidden, path));
+        if let Err(source) = placed {
+            let _ = std::fs::remove_file(&hidden);
+            return Err(fail(source));
+        }
+        Ok(Self { listener: Some(listener), path: path.to_owned() })
+    }
+
+    /// Answers requests until `cancel` fires, then removes the socket's file.
+    pub async fn serve(mut self, view: Arc<View>, cancel: CancellationToken) {
+        let Some(listener) = self.listener.take() else { return };
+        let server = axum::serve(listener, router(view));
+        tokio::select! {
+            result = async { server.await } => {
+                if let Err(error) = result {
+                    tracing::error!("admin socket {}: {error}", self.path.display());
+                }
+            }
+            () = cancel.cancelled() => {}
+        }
+    }
+}
+
+impl Drop for AdminSocket {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+fn router(view: Arc<View>) -> Router {
+    Router::new()
+        .route("/v1/status", get(|State(view): State<Arc<View>>| async move { Json(view.status()) }))
+        .route("/v1/peers", get(|State(view): State<Arc<View>>| async move { Json(view.peers()) }))
+        .route("/v1/counters", get(|State(view): State<Arc<View>>| async move { Json(view.counters()) }))
+        .route("/v1/config", get(|State(view): State<Arc<View>>| async move { Json(view.config()) }))
+        .fallback(|| async { failure(StatusCode::NOT_FOUND, "no such resource") })
+        .method_not_allowed_fallback(|| async {
+            failure(StatusCode::METHOD_NOT_ALLOWED, "only GET is served here")
+        })
+        .with_state(view)
+}
+
+fn failure(status: StatusCode, error: &str) -> Response {
+    (status, Json(api::Failure { version: api::VERSION, error: error.to_owned() })).into_response()
+}
