@@ -42,7 +42,7 @@ pub(super) fn setup(call: &Call<'_>, backend: Option<&str>, ips: &[IpConfig]) ->
         None => setup_iptables(call, &nets).or_else(|err| {
             // As the reference chooses: nftables only where iptables cannot be used at all.
             let usable = Tool::find(Family::V4).is_some_and(|tool| tool.usable());
-            if !usable && Nft::new().is_ok_and(|mut nft| nft.available()) {
+            if !usable && Nft::new().is_ok_and(|mut nft| nft.is_supported().unwrap_or(false)) {
                 setup_nft(call, &nets)
             } else {
                 Err(err)
