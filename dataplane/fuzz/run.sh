@@ -1,32 +1,34 @@
 #!/bin/bash
-# Fuzz the data plane's parsers for a while: run.sh SECONDS [TARGET..]
+# Fuzz the data plane's parsers for a while: run.sh [SECONDS [TARGET..]]
 #
-# Each target starts from the golden packets of ../testdata and runs SECONDS. A crash ends the script with
+# Each target starts from the golden packets of ../testdata and runs SECONDS, by default 3. A crash ends the script with
 # an error and leaves the input in artifacts/TARGET/. Works on the stable toolchain, without sanitizers:
 # by cargo-fuzz where it is installed, else by a plain build with the same flags.
 set -eu
 
 cd "$(dirname "$0")"
-seconds=${1:?usage: run.sh SECONDS [TARGET..]}
-shift
+seconds=${1:-3}
+shift $(($# > 0))
 all=$(ls fuzz_targets | sed 's/\.rs$//')
 targets=${*:-$all}
-export CARGO_TARGET_DIR="$PWD/target"
+# Beside the other builds, but a build of its own: the flags differ.
+export CARGO_TARGET_DIR="$PWD/../../target/fuzz"
+corpus=$CARGO_TARGET_DIR/corpus
 
 # The seeds: whole datagrams, and the inner packets and transport headers in them.
-mkdir -p corpus/seeds
+mkdir -p "$corpus/seeds"
 for file in ../testdata/*/*.hex; do
     name=$(basename "$(dirname "$file")")-$(basename "$file" .hex)
     digits=$(grep -v '^#' "$file" | tr -d ' \n')
     for skip in 0 22 42 62; do
         [ ${#digits} -gt $((skip * 2)) ] || continue
         # shellcheck disable=SC2059 # the format is the data: escapes
-        printf "$(printf %s "$digits" | cut -c $((skip * 2 + 1))- | sed 's/../\\x&/g')" > "corpus/seeds/$name-$skip"
+        printf "$(printf %s "$digits" | cut -c $((skip * 2 + 1))- | sed 's/../\\x&/g')" > "$corpus/seeds/$name-$skip"
     done
 done
 
 if cargo fuzz --version > /dev/null 2>&1; then
-    run() { cargo fuzz run -s none --fuzz-dir . "$1" "corpus/$1" corpus/seeds -- -max_total_time="$seconds" -max_len=2048 -print_final_stats=1; }
+    run() { cargo fuzz run -s none --fuzz-dir . "$1" "$corpus/$1" "$corpus/seeds" -- -max_total_time="$seconds" -max_len=2048 -print_final_stats=1; }
 else
     # What `cargo fuzz build -s none` passes: coverage counters for libFuzzer, and debug assertions.
     RUSTFLAGS="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4
@@ -39,13 +41,13 @@ else
     cargo build --release --bins --target "$host"
     run() {
         mkdir -p "artifacts/$1"
-        "$CARGO_TARGET_DIR/$host/release/$1" "corpus/$1" corpus/seeds -artifact_prefix="artifacts/$1/" \
+        "$CARGO_TARGET_DIR/$host/release/$1" "$corpus/$1" "$corpus/seeds" -artifact_prefix="artifacts/$1/" \
             -max_total_time="$seconds" -max_len=2048 -print_final_stats=1
     }
 fi
 
 for target in $targets; do
-    mkdir -p "corpus/$target"
+    mkdir -p "$corpus/$target"
     log=$(mktemp)
     if ! run "$target" > "$log" 2>&1; then
         tail -n 40 "$log"

@@ -196,12 +196,12 @@ impl<K: Key> Index<K> {
             .map(|(key, hop)| (K::from_u128(key.to_u128() << self.shift), hop))
     }
 
-    /// Keeps between 1 and 8 entries per bucket on average, and goes back to the dense form when a
+    /// Keeps between a half and 4 entries per bucket on average, and goes back to the dense form when a
     /// rebuild finds the keys close together.
     fn reshape_sparse(&mut self) {
         let Form::Sparse(sparse) = &self.form else { return };
         let buckets = sparse.buckets.len();
-        if self.count <= buckets * 8 && (self.count >= buckets || buckets <= MIN_BUCKETS) {
+        if self.count <= buckets * 4 && (self.count >= buckets / 2 || buckets <= MIN_BUCKETS) {
             return;
         }
         let mut dense = Dense { first: K::from_u128(0), top: Vec::new(), pages: 0 };
@@ -349,9 +349,9 @@ fn slot<K: Key>(key: K) -> usize {
 const MIN_BUCKETS: usize = 16;
 
 impl<K: Key> Sparse<K> {
-    /// A table of these entries with about four per bucket.
+    /// A table of these entries with one or two per bucket.
     fn build<'a>(entries: impl Iterator<Item = (K, &'a NextHop)>, count: usize) -> Self {
-        let buckets = (count / 4).next_power_of_two().max(MIN_BUCKETS);
+        let buckets = (count / 2).next_power_of_two().max(MIN_BUCKETS);
         let random = RandomState::new();
         let mut table = Self {
             seed: (random.hash_one(0u8), random.hash_one(1u8)),
