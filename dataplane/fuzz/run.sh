@@ -15,20 +15,33 @@ targets=${*:-$all}
 export CARGO_TARGET_DIR="$PWD/../../target/fuzz"
 corpus=$CARGO_TARGET_DIR/corpus
 
-# The seeds: whole datagrams, and the inner packets and transport headers in them.
+# The seeds: whole datagrams, and the inner packets and transport headers in them; and of whole datagrams and
+# inner packets, batches of two as the targets `inbound` and `outbound` want them.
 mkdir -p "$corpus/seeds"
+write() { # NAME HEX
+    # shellcheck disable=SC2059 # the format is the data: escapes
+    printf "$(sed 's/../\\x&/g' <<< "$2")" > "$corpus/seeds/$1"
+}
 for file in ../testdata/*/*.hex; do
     name=$(basename "$(dirname "$file")")-$(basename "$file" .hex)
     digits=$(grep -v '^#' "$file" | tr -d ' \n')
     for skip in 0 22 42 62; do
-        [ ${#digits} -gt $((skip * 2)) ] || continue
-        # shellcheck disable=SC2059 # the format is the data: escapes
-        printf "$(printf %s "$digits" | cut -c $((skip * 2 + 1))- | sed 's/../\\x&/g')" > "$corpus/seeds/$name-$skip"
+        rest=${digits:$((skip * 2))}
+        [ -n "$rest" ] || continue
+        write "$name-$skip" "$rest"
+        [ "$skip" -le 22 ] || continue
+        for head in "" 00000000000000000000; do
+            piece=$head$rest
+            len=$((${#piece} / 2))
+            piece=$(printf '%02x%02x0400' $((len % 256)) $((len / 256)))$piece
+            # The first byte chooses vxlan or udp, and whether sends are merged.
+            write "$name-$skip-batch$head" "$(printf '%02x' $((skip == 22 ? 3 : 1)))$piece$piece"
+        done
     done
 done
 
 if cargo fuzz --version > /dev/null 2>&1; then
-    run() { cargo fuzz run -s none --fuzz-dir . "$1" "$corpus/$1" "$corpus/seeds" -- -max_total_time="$seconds" -max_len=2048 -print_final_stats=1; }
+    run() { cargo fuzz run -s none --fuzz-dir . "$1" "$corpus/$1" "$corpus/seeds" -- -max_total_time="$seconds" -max_len=4096 -print_final_stats=1; }
 else
     # What `cargo fuzz build -s none` passes: coverage counters for libFuzzer, and debug assertions.
     RUSTFLAGS="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4
@@ -42,7 +55,7 @@ else
     run() {
         mkdir -p "artifacts/$1"
         "$CARGO_TARGET_DIR/$host/release/$1" "$corpus/$1" "$corpus/seeds" -artifact_prefix="artifacts/$1/" \
-            -max_total_time="$seconds" -max_len=2048 -print_final_stats=1
+            -max_total_time="$seconds" -max_len=4096 -print_final_stats=1
     }
 fi
 

@@ -7,6 +7,8 @@ pub mod device;
 pub mod encap;
 pub mod engine;
 pub mod fib;
+#[cfg(any(fuzzing, test))]
+pub mod fuzzing;
 pub mod icmp;
 mod inbound;
 mod offload;

@@ -36,7 +36,7 @@ use crate::offload::{SharedOffloads, finish_checksum};
 use crate::socket::{Answers, Socket};
 use crate::stats::{Direction, DropReason, WorkerCounters, peer_cell};
 use crate::table::Table;
-use crate::wire::{Ipv4Packet, Ipv6Packet, protocol};
+use crate::wire::{Ipv4Packet, Ipv6Packet, ipv6, protocol};
 
 /// Bytes of packets in one batch: small enough to stay in a core's L2, large enough for four super-packets.
 const BATCH_LEN: usize = 256 << 10;
@@ -299,9 +299,9 @@ impl<A: Answers> Outbound<A> {
         }
         let whole = end - at;
         let is_v6 = inner.is_v6();
-        let may_fragment = match &inner {
-            Inner::V4(v4) => !v4.dont_fragment(),
-            Inner::V6(_) => false,
+        let (may_fragment, ip_len) = match &inner {
+            Inner::V4(v4) => (!v4.dont_fragment(), v4.header_len()),
+            Inner::V6(_) => (false, ipv6::HEADER_LEN),
         };
         if cutter.is_none() && whole > self.mtu && !may_fragment {
             return self.refuse(at, end, self.too_big(), 1, Some(peer));
@@ -320,7 +320,10 @@ impl<A: Answers> Outbound<A> {
         let cutter = match cutter {
             None => {
                 let packet = &mut self.buffer[at..end];
-                if header.flags & NEEDS_CSUM != 0 && !finish_checksum(packet, &header, is_udp) {
+                // Of layer 4 only: a start inside the IP header would have that overwritten.
+                if header.flags & NEEDS_CSUM != 0
+                    && (usize::from(header.csum_start) < ip_len || !finish_checksum(packet, &header, is_udp))
+                {
                     return self.drop(DropReason::BadGso, 1, Some(peer));
                 }
                 if self.segments.len() == MAX_SEGMENTS {
