@@ -155,11 +155,7 @@ impl Daemon {
     /// # Errors
     /// When it has ended.
     pub fn peak_memory(&self) -> Result<u64> {
-        let text =
-            fs::read_to_string(format!("/proc/{}/status", self.pid())).context("read the daemon's status")?;
-        let line = text.lines().find_map(|l| l.strip_prefix("VmHWM:")).context("no VmHWM")?;
-        let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().context("VmHWM is no number")?;
-        Ok(kib * 1024)
+        peak_memory(self.pid())
     }
 
     /// `felt ARGS -o json` asked on this daemon's node.
@@ -169,6 +165,17 @@ impl Daemon {
     pub fn felt_json(&self, args: &[&str]) -> Result<serde_json::Value> {
         felt_json(&self.place, args)
     }
+}
+
+/// Peak resident memory of a process in bytes (`VmHWM`).
+///
+/// # Errors
+/// When it has ended.
+pub fn peak_memory(pid: u32) -> Result<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).context("read the process's status")?;
+    let line = text.lines().find_map(|l| l.strip_prefix("VmHWM:")).context("no VmHWM")?;
+    let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().context("VmHWM is no number")?;
+    Ok(kib * 1024)
 }
 
 /// CPU time of a process, from its scheduler statistics (nanoseconds; `/proc/PID/stat` has only ticks).

@@ -36,17 +36,17 @@ fn fill(buf: &mut [u8], stream: u64, counter: &mut u64) {
     }
 }
 
-fn say(line: &str) -> Result<()> {
+pub(crate) fn say(line: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{line}").and_then(|()| out.flush()).context("write to standard output")
 }
 
-fn report(value: &impl serde::Serialize) -> Result<()> {
+pub(crate) fn report(value: &impl serde::Serialize) -> Result<()> {
     say(&serde_json::to_string(value).context("format the report")?)
 }
 
 /// Set when standard input closes.
-fn input_closed() -> Arc<AtomicBool> {
+pub(crate) fn input_closed() -> Arc<AtomicBool> {
     let closed = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&closed);
     thread::spawn(move || {
@@ -168,7 +168,7 @@ pub fn tcp_send(to: SocketAddr, streams: u32, bytes: u64, seconds: f64, hash: bo
 }
 
 /// The 16 bytes in front of each datagram: its number and a function of it.
-fn stamp(number: u64) -> [u8; 16] {
+pub(crate) fn stamp(number: u64) -> [u8; 16] {
     let mut s = [0; 16];
     s[..8].copy_from_slice(&number.to_le_bytes());
     s[8..].copy_from_slice(&mix(number).to_le_bytes());
@@ -177,13 +177,13 @@ fn stamp(number: u64) -> [u8; 16] {
 
 /// Which numbers have arrived.
 #[derive(Default)]
-struct Seen {
+pub(crate) struct Seen {
     words: Vec<u64>,
 }
 
 impl Seen {
     /// Marks a number; tells whether it was new.
-    fn insert(&mut self, number: u64) -> bool {
+    pub(crate) fn insert(&mut self, number: u64) -> bool {
         let Ok(at) = usize::try_from(number / 64) else { return false };
         if at >= self.words.len() {
             self.words.resize(at + 1, 0);

@@ -278,7 +278,7 @@ impl UdpFlow {
         self.sender.wait(Duration::from_secs(5))?;
         // Let what is still in queues arrive.
         std::thread::sleep(Duration::from_millis(100));
-        drop(self.server.process.front().stdin.take());
+        self.server.end_of_input();
         let got: UdpReport = self.server.report(Duration::from_secs(10))?;
         Ok(UdpReport { sent: sent.sent, send_errors: sent.send_errors, ..got })
     }
@@ -310,14 +310,14 @@ pub fn latency(from: &Place, to: &Place, addr: IpAddr, seconds: f64) -> Result<L
 
 /// A receiving generator.
 #[derive(Debug)]
-struct Server {
+pub(crate) struct Server {
     process: Process,
     address: SocketAddr,
     lines: mpsc::Receiver<String>,
 }
 
 impl Server {
-    fn start(at: &Place, what: &str, addr: IpAddr, args: &[String]) -> Result<Server> {
+    pub(crate) fn start(at: &Place, what: &str, addr: IpAddr, args: &[String]) -> Result<Server> {
         let mut c = at.command(&format!("{NODE_BIN}/felt-lab"));
         c.args(["gen", what, "--bind", &addr.to_string()]).args(args);
         // The receiver ends when this pipe closes.
@@ -332,9 +332,31 @@ impl Server {
         Ok(Server { process, address, lines })
     }
 
-    fn report<T: for<'de> Deserialize<'de>>(&self, deadline: Duration) -> Result<T> {
+    /// The address it receives on.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Closes its standard input: all was sent.
+    pub(crate) fn end_of_input(&mut self) {
+        drop(self.process.front().stdin.take());
+    }
+
+    pub(crate) fn report<T: for<'de> Deserialize<'de>>(&self, deadline: Duration) -> Result<T> {
         parse_report(&self.lines, deadline)
     }
+}
+
+/// Runs `felt-lab gen WORDS` to its end, returns its report.
+pub(crate) fn run_sender<T: for<'de> Deserialize<'de>>(
+    from: &Place,
+    words: &[&str],
+    deadline: Duration,
+) -> Result<T> {
+    let mut c = from.command(&format!("{NODE_BIN}/felt-lab"));
+    c.arg("gen").args(words);
+    let text = cmd::run_with(c, b"", deadline).with_context(|| format!("from {}", from.name))?;
+    serde_json::from_str(&text).with_context(|| format!("report {text:?}"))
 }
 
 fn read_lines(process: &mut Process) -> Result<mpsc::Receiver<String>> {

@@ -8,6 +8,9 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use felt_netns_tests::bench::args::Bench;
+use felt_netns_tests::bench::report::{Report, Target};
+use felt_netns_tests::bench::{self, flood, latency, plot};
 use felt_netns_tests::netns::Lifetime;
 use felt_netns_tests::topology::{Backend, Lab, NodeKind, Registry, Spec};
 use felt_netns_tests::{demo, generator, topology, vm};
@@ -44,6 +47,8 @@ enum Command {
         #[arg(last = true)]
         words: Vec<String>,
     },
+    /// Measure felt beside the kernel's vxlan, plain routing and others
+    Bench(Box<Bench>),
     /// What runs inside the pods (used by the other commands)
     #[command(subcommand, hide = true)]
     Gen(Gen),
@@ -170,6 +175,28 @@ enum Gen {
         #[arg(long)]
         seed: u64,
     },
+    FloodServe {
+        #[arg(long)]
+        bind: IpAddr,
+        #[arg(long)]
+        size: usize,
+    },
+    FloodSend {
+        #[arg(long)]
+        to: SocketAddr,
+        #[arg(long)]
+        size: usize,
+        #[arg(long)]
+        rate: u32,
+        #[arg(long)]
+        seconds: f64,
+    },
+    Ask {
+        #[arg(long)]
+        to: SocketAddr,
+        #[arg(long)]
+        seconds: f64,
+    },
     /// Builds a lab tied to this process, prints its directory and waits to be killed
     Hold,
 }
@@ -202,6 +229,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
                 ExitCode::FAILURE
             });
         }
+        Command::Bench(args) => return measure(&args),
         Command::Vm { prepare, words } => return machine(prepare, &words),
         Command::Gen(what) => generate(what)?,
     }
@@ -266,6 +294,25 @@ fn up(args: Up) -> Result<()> {
     ))
 }
 
+fn measure(args: &Bench) -> Result<ExitCode> {
+    if let Some(file) = &args.redraw {
+        let text = std::fs::read_to_string(file).with_context(|| format!("read {}", file.display()))?;
+        let mut report: Report =
+            serde_json::from_str(&text).with_context(|| format!("{} is no report", file.display()))?;
+        report.finish();
+        say(&report.table())?;
+        if let Some(dir) = &args.plots {
+            plot::write_all(&report, dir)?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    check_rights()?;
+    let report = bench::run(&args.options())?;
+    say(&report.table())?;
+    let good = report.problems.is_empty() && (!args.check || report.targets.iter().all(Target::half_met));
+    Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
 fn exec(args: &Exec) -> Result<ExitCode> {
     let lab = Lab::load(&args.name.name)?;
     let (program, rest) = args.words.split_first().context("no command")?;
@@ -310,6 +357,9 @@ fn generate(what: Gen) -> Result<()> {
         Gen::EchoAsk { to, seconds } => generator::echo_ask(to, seconds),
         Gen::SendHex { to } => generator::send_hex(to),
         Gen::Hostile { to, count, seed } => generator::hostile(to, count, seed),
+        Gen::Ask { to, seconds } => latency::ask(to, seconds),
+        Gen::FloodServe { bind, size } => flood::serve(bind, size),
+        Gen::FloodSend { to, size, rate, seconds } => flood::send(to, size, rate, seconds),
         Gen::Hold => {
             let lab = Lab::build(Spec::new("hold", 2), Lifetime::Tied)?;
             say(&format!("{}\n", lab.dir.display()))?;
