@@ -255,3 +255,20 @@ fn bridge_family_filters_by_source_address() {
         }
     });
 }
+
+#[test]
+fn generation_tells_every_change_and_no_other() {
+    in_new_netns(|| {
+        let mut nft = Nft::new().unwrap();
+        let first = nft.generation().unwrap();
+        nft.rules(Family::Ip, "none", None).unwrap();
+        assert_eq!(nft.generation().unwrap(), first);
+        run("iptables-nft -A FORWARD -j ACCEPT");
+        let second = nft.generation().unwrap();
+        assert_ne!(second, first);
+        run("iptables-nft-save");
+        assert_eq!(nft.generation().unwrap(), second);
+        run("ip6tables-nft -t nat -A POSTROUTING -j RETURN");
+        assert_ne!(nft.generation().unwrap(), second);
+    });
+}

@@ -1,9 +1,12 @@
 //! The rules through iptables: chains `FLANNEL-POSTRTG` (table nat) and `FLANNEL-FWD` (table filter),
 //! reached by one jump each from POSTROUTING and FORWARD.
 
+use std::time::{Duration, Instant};
+
 use felt_hostnet::Error;
-use felt_hostnet::iptables::{Iptables, Position, Rule, Wanted};
+use felt_hostnet::iptables::{Iptables, Position, Rule, Variant, Wanted};
 use felt_hostnet::netlink::Family;
+use felt_hostnet::nft::Nft;
 
 use super::rules::{Action, KUBE_MARK, Match, RuleSpec};
 use super::{FAMILIES, TrafficConfig};
@@ -81,19 +84,54 @@ pub fn wanted(config: &TrafficConfig, family: Family, random_fully_known: bool) 
     wanted
 }
 
-/// Makes the tables hold what is configured; says whether anything had to be written.
-pub(super) fn ensure(config: &TrafficConfig) -> Result<bool, Error> {
-    let mut changed = false;
-    for family in FAMILIES {
-        // No program is looked for where no rule is wanted.
-        if wanted(config, family, true).is_empty() {
-            continue;
+/// What is remembered between two looks, so that an idle node costs next to nothing.
+#[derive(Debug, Default)]
+pub(super) struct Memory {
+    tools: Vec<Iptables>,
+    tools_found: Option<Instant>,
+    /// Generation of the kernel's ruleset in which all was right.
+    right_in: Option<u32>,
+}
+
+/// How long found programs are used before they are looked for again: the host may change its choice
+/// of variant.
+const TOOLS_LIFETIME: Duration = Duration::from_secs(300);
+
+impl Memory {
+    /// The programs of every family that has rules.
+    fn tools(&mut self, config: &TrafficConfig) -> Result<&[Iptables], Error> {
+        if self.tools_found.is_none_or(|found| found.elapsed() > TOOLS_LIFETIME) {
+            self.right_in = None;
+            // No program is looked for where no rule is wanted.
+            let families = FAMILIES.into_iter().filter(|family| !wanted(config, *family, true).is_empty());
+            self.tools = families.map(Iptables::find).collect::<Result<_, _>>()?;
+            self.tools_found = Some(Instant::now());
         }
-        let tool = Iptables::find(family)?;
-        for wanted in wanted(config, family, tool.has_random_fully()) {
-            changed |= tool.ensure(&wanted)?;
-        }
+        Ok(&self.tools)
     }
+}
+
+/// Makes the tables hold what is configured; says whether anything had to be written.
+pub(super) fn ensure(config: &TrafficConfig, memory: &mut Memory) -> Result<bool, Error> {
+    let outcome = look(config, memory);
+    if outcome.is_err() {
+        *memory = Memory::default();
+    }
+    outcome
+}
+
+fn look(config: &TrafficConfig, memory: &mut Memory) -> Result<bool, Error> {
+    let nft_only = memory.tools(config)?.iter().all(|tool| tool.variant() == Variant::Nft);
+    // Read before the look: a change during it is seen next time. The old interface has no such number.
+    let generation = if nft_only { Nft::new().and_then(|mut nft| nft.generation()).ok() } else { None };
+    if generation.is_some() && generation == memory.right_in {
+        return Ok(false);
+    }
+    let mut changed = false;
+    for tool in &memory.tools {
+        changed |= tool.ensure_all(&wanted(config, tool.family(), tool.has_random_fully()))?;
+    }
+    memory.right_in = generation.filter(|_| !changed);
     Ok(changed)
 }
 

@@ -18,8 +18,8 @@ pub mod iptables;
 pub mod nftables;
 pub mod rules;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
@@ -117,12 +117,13 @@ impl TrafficCounters {
 pub struct Manager {
     config: TrafficConfig,
     counters: Arc<TrafficCounters>,
+    memory: Arc<Mutex<iptables::Memory>>,
 }
 
 impl Manager {
     /// A manager that has not touched anything yet.
     pub fn new(config: TrafficConfig) -> Self {
-        Self { config, counters: Arc::default() }
+        Self { config, counters: Arc::default(), memory: Arc::default() }
     }
 
     /// The counters, for metrics.
@@ -169,7 +170,10 @@ impl Manager {
 
     fn ensure(&self) -> Result<bool, felt_hostnet::Error> {
         let rules = match self.config.mode {
-            Mode::Iptables => iptables::ensure(&self.config),
+            Mode::Iptables => {
+                let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+                iptables::ensure(&self.config, &mut memory)
+            }
             Mode::Nftables => nftables::ensure(&self.config),
         };
         let route = blackhole::ensure(&self.config);

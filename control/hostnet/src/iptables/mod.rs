@@ -154,10 +154,25 @@ impl Iptables {
 
     /// Reads a table.
     pub fn save(&self, table: &str) -> Result<TableState, Error> {
-        let output = self.retried(&self.names.save, &["-t", table], "")?;
+        self.save_all(&[table]).map(|mut states| states.remove(0))
+    }
+
+    /// Reads some tables with one run; in the order asked for.
+    pub fn save_all(&self, tables: &[&str]) -> Result<Vec<TableState>, Error> {
+        let arguments: &[&str] = match tables {
+            [table] => &["-t", table],
+            // All the tables there are: one program instead of several.
+            _ => &[],
+        };
+        let output = self.retried(&self.names.save, arguments, "")?;
         let text = String::from_utf8_lossy(&output.stdout);
-        TableState::parse(table, &text)
-            .map_err(|text| Error::protocol(format!("{} -t {table}", self.names.save), text))
+        tables
+            .iter()
+            .map(|table| {
+                TableState::parse(table, &text)
+                    .map_err(|text| Error::protocol(format!("{} -t {table}", self.names.save), text))
+            })
+            .collect()
     }
 
     /// Applies lines in `iptables-save` form, leaving all else as it is; a table is changed whole or
@@ -173,7 +188,18 @@ impl Iptables {
     /// Makes a table hold what is wanted. Reads first; writes only a difference, and then once.
     /// Says whether it wrote.
     pub fn ensure(&self, wanted: &Wanted) -> Result<bool, Error> {
-        self.settle(&wanted.table, |found| wanted.changes(found))
+        self.ensure_all(std::slice::from_ref(wanted))
+    }
+
+    /// Makes several tables hold what is wanted with one look and at most one change.
+    pub fn ensure_all(&self, wanted: &[Wanted]) -> Result<bool, Error> {
+        let tables: Vec<&str> = wanted.iter().map(|wanted| wanted.table.as_str()).collect();
+        if tables.is_empty() {
+            return Ok(false);
+        }
+        self.settle(&tables, |found| {
+            wanted.iter().zip(found).filter_map(|(wanted, found)| wanted.changes(found)).collect()
+        })
     }
 
     /// Whether a table holds what is wanted.
@@ -186,7 +212,7 @@ impl Iptables {
         if !self.has_table(table) {
             return Ok(false);
         }
-        self.settle(table, |found| found.removal(chains))
+        self.settle(&[table], |found| found[0].removal(chains).unwrap_or_default())
     }
 
     /// Whether a table can hold anything. Reading a table of the old interface makes it, which a look
@@ -202,13 +228,17 @@ impl Iptables {
         std::fs::read_to_string(list).is_ok_and(|names| names.lines().any(|name| name == table))
     }
 
-    fn settle(&self, table: &str, plan: impl Fn(&TableState) -> Option<String>) -> Result<bool, Error> {
+    /// Looks at tables and applies what `plan` makes of them: nothing, or input for the restore program.
+    fn settle(&self, tables: &[&str], plan: impl Fn(&[TableState]) -> String) -> Result<bool, Error> {
         // Another program may change the table between the look and the change; then a deletion
         // finds nothing and the whole is refused. Looking again is the answer.
         const TRIES: usize = 3;
         let mut failure = None;
         for _ in 0..TRIES {
-            let Some(payload) = plan(&self.save(table)?) else { return Ok(failure.is_some()) };
+            let payload = plan(&self.save_all(tables)?);
+            if payload.is_empty() {
+                return Ok(failure.is_some());
+            }
             match self.restore(&payload) {
                 Ok(()) => return Ok(true),
                 Err(error) => failure = Some(error),

@@ -72,7 +72,7 @@ impl TableState {
             if let Some(name) = line.strip_prefix('*') {
                 inside = name == table;
             } else if line.starts_with('#') {
-                if line.contains("is incompatible") {
+                if line.contains("is incompatible") && line.contains(&format!("`{table}'")) {
                     return Err(format!(
                         "{} (rules made by the nft tool block it)",
                         line.trim_start_matches(['#', ' '])

@@ -60,8 +60,10 @@ const DELCHAIN: u16 = 5;
 const NEWRULE: u16 = 6;
 const GETRULE: u16 = 7;
 const DELRULE: u16 = 8;
+const GETGEN: u16 = 16;
 
 // NFTA_TABLE_*, NFTA_CHAIN_*, NFTA_RULE_*.
+const GEN_ID: u16 = 1;
 const TABLE_NAME: u16 = 1;
 const TABLE_USERDATA: u16 = 6;
 const CHAIN_TABLE: u16 = 1;
@@ -385,6 +387,26 @@ impl Nft {
             Err(error) if error.is(libc::EINVAL) || error.is_unsupported() => Ok(false),
             Err(error) => Err(error),
         }
+    }
+
+    /// The number of the ruleset's generation: every change of any table, also by iptables in its
+    /// nf_tables variant, makes it another. Equal numbers mean that nothing was changed in between.
+    pub fn generation(&mut self) -> Result<u32, Error> {
+        let mut generation = None;
+        self.connection.request(
+            NFNL_SUBSYS_NFTABLES << 8 | GETGEN,
+            0,
+            &|| "ask for the ruleset generation".into(),
+            &|bytes| bytes.extend_from_slice(&[0; NFGENMSG_LEN]),
+            &mut |answer| {
+                if let Answer::Message(found) = answer {
+                    let attrs = Attrs(found.payload.get(NFGENMSG_LEN..).unwrap_or_default());
+                    generation = attrs.get(GEN_ID).and_then(|id| id.as_be32());
+                }
+                Ok(())
+            },
+        )?;
+        generation.ok_or_else(|| Error::protocol("ask for the ruleset generation", "no number came"))
     }
 
     /// Applies a batch; on failure nothing of it is in effect, and the error names the operation the
