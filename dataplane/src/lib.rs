@@ -17,5 +17,8 @@ pub mod socket;
 pub mod stats;
 mod sys;
 mod table;
+#[cfg(test)]
+#[path = "../tests/common/packets.rs"]
+mod testing;
 pub mod wire;
 mod worker;

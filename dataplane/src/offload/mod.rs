@@ -2,6 +2,8 @@
 
 pub(crate) mod gro;
 pub(crate) mod gso;
+#[cfg(test)]
+mod tests;
 pub(crate) mod vnet_hdr;
 
 use std::ops::Range;
