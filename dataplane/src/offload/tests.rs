@@ -265,7 +265,8 @@ fn what_differs_is_not_merged() {
     let first = Spec::tcp(testing::payload(100));
     let next = Spec { seq: first.seq.wrapping_add(100), ident: first.ident + 1, ..first.clone() };
     assert_eq!(merge(&[first.build(), next.build()]).len(), 1, "the pair as such merges");
-    let differences: [(&str, fn(&mut Spec)); 17] = [
+    type Change = fn(&mut Spec);
+    let differences: [(&str, Change); 17] = [
         ("source", |s| s.src = "10.50.1.6".parse().unwrap()),
         ("destination", |s| s.dst = "10.50.2.6".parse().unwrap()),
         ("source port", |s| s.ports.0 += 1),
@@ -479,7 +480,7 @@ fn unfinished_checksums_are_recognised_and_passed_on_as_such() {
         Spec::udp(testing::payload(101)).v6(),
     ] {
         let packet = base.build_partial();
-        let merged = merge(&[packet.clone()]);
+        let merged = merge(std::slice::from_ref(&packet));
         assert_eq!(merged[0].header, VnetHdr::parse(&base.vnet_partial()));
         assert_eq!((merged[0].packet.clone(), merged[0].finished()), (packet, base.build()));
         let merged = merge(&[base.build()]);
