@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use felt_control::traffic::{Manager, Mode, TrafficConfig, remove_all};
 use felt_hostnet::netlink::{Address, Handle, IfIndex, LinkKind, NewLink, Route, RouteKind};
 use felt_hostnet::netns::NetNs;
+use felt_hostnet::nft::{self, Nft};
 use felt_hostnet::sysctl;
 
 const MODES: [Mode; 2] = [Mode::Iptables, Mode::Nftables];
@@ -363,9 +364,10 @@ fn other_modes_and_other_peoples_rules() {
     assert!(!firewall(&net).contains("chain postrtg"));
 
     let subnets = ["10.5.34.0/24".parse().unwrap(), "fd00:5:0:34::/64".parse().unwrap()];
-    for _ in 0..2 {
-        let failures = net.node.with(|| remove_all(&subnets)).unwrap();
-        assert!(failures.is_empty(), "{failures:?}");
+    for there in [true, false] {
+        let removal = net.node.with(|| remove_all(&subnets)).unwrap();
+        assert!(removal.failures.is_empty(), "{removal:?}");
+        assert_eq!(removal.found, there);
         assert_eq!(rules(&net), foreign);
         assert_eq!(run_in(&net.node, "nft list tables ip").matches("table ip someone").count(), 1);
         assert!(!run_in(&net.node, "nft list tables").contains("flannel"));
@@ -400,8 +402,8 @@ fn blackhole_route_loses_against_the_bridge() {
     handle.addr_add(bridge, &Address::new("10.5.34.1/24".parse().unwrap())).unwrap();
     assert_eq!(handle.route_lookup(pod, None).unwrap().dev, Some(bridge));
     // And the other way round.
-    let failures = netns.with(|| remove_all(&["10.5.34.0/24".parse().unwrap()])).unwrap();
-    assert!(failures.is_empty(), "{failures:?}");
+    let removal = netns.with(|| remove_all(&["10.5.34.0/24".parse().unwrap()])).unwrap();
+    assert!(removal.found && removal.failures.is_empty(), "{removal:?}");
     assert!(netns.with(|| manager.resync()).unwrap().unwrap());
     assert_eq!(handle.route_lookup(pod, None).unwrap().dev, Some(bridge));
 
@@ -414,4 +416,41 @@ fn blackhole_route_loses_against_the_bridge() {
             .iter()
             .all(|route| route.kind != RouteKind::Blackhole)
     );
+}
+
+/// Set for the run of this test binary that the test below starts.
+const WITHOUT_PROGRAMS: &str = "FELT_TEST_WITHOUT_PROGRAMS";
+
+#[test]
+fn host_without_iptables_gets_its_rules_in_nftables() {
+    if std::env::var_os(WITHOUT_PROGRAMS).is_none() {
+        // The same test once more, in a process that finds no programs.
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "host_without_iptables_gets_its_rules_in_nftables"])
+            .env(WITHOUT_PROGRAMS, "1")
+            .env("PATH", "/nonexistent")
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains("1 passed"), "{text}");
+        return;
+    }
+    let netns = new_netns();
+    // Twice: nothing is doubled.
+    for _ in 0..2 {
+        let manager = Manager::new(TrafficConfig { blackhole: false, ..config(Mode::Iptables) });
+        netns.with(|| manager.start()).unwrap().unwrap();
+        assert!(!netns.with(|| manager.resync()).unwrap().unwrap());
+    }
+    let mut nft = Nft::new_in(&netns).unwrap();
+    let chains = nft.chains(nft::Family::Ip, "flannel-ipv4").unwrap();
+    assert_eq!(
+        chains
+            .iter()
+            .map(|chain| (chain.name.as_str(), chain.base.as_ref().unwrap().hook))
+            .collect::<Vec<_>>(),
+        [("postrtg", nft::Hook::Postrouting as u32), ("forward", nft::Hook::Forward as u32)]
+    );
+    assert_eq!(nft.rules(nft::Family::Ip, "flannel-ipv4", None).unwrap().len(), 8);
+    assert_eq!(nft.rules(nft::Family::Ip6, "flannel-ipv6", None).unwrap().len(), 8);
 }

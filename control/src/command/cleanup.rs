@@ -122,8 +122,9 @@ impl Cleaner {
         let subnets: Vec<IpNet> =
             previous.subnet.map(IpNet::V4).into_iter().chain(previous.ipv6_subnet.map(IpNet::V6)).collect();
         self.remove("traffic rules and blackhole routes of", "felt and flannel", || {
-            let failures: Vec<_> = traffic::remove_all(&subnets).iter().map(ToString::to_string).collect();
-            if failures.is_empty() { Ok(true) } else { Err(failures.join("; ")) }
+            let removal = traffic::remove_all(&subnets);
+            let failures: Vec<_> = removal.failures.iter().map(ToString::to_string).collect();
+            if failures.is_empty() { Ok(removal.found) } else { Err(failures.join("; ")) }
         });
     }
 

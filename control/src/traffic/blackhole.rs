@@ -60,15 +60,16 @@ pub(super) fn remove_unwanted(config: &TrafficConfig) -> Result<(), Error> {
     Ok(())
 }
 
-/// Removes the blackhole routes of these subnets.
-pub(super) fn remove(subnets: &[IpNet]) -> Result<(), Error> {
+/// Removes the blackhole routes of these subnets; says whether there was one.
+pub(super) fn remove(subnets: &[IpNet]) -> Result<bool, Error> {
+    let mut removed = false;
     let mut handle = Handle::new()?;
     for subnet in subnets {
         for route in found(&mut handle, *subnet)? {
-            handle.route_del(&exact(&route)).tolerate_absence()?;
+            removed |= handle.route_del(&exact(&route)).tolerate_absence()?;
         }
     }
-    Ok(())
+    Ok(removed)
 }
 
 /// What names a found blackhole route for removal: IPv6 ones are listed with the loopback device.

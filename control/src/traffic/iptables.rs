@@ -135,41 +135,55 @@ fn look(config: &TrafficConfig, memory: &mut Memory) -> Result<bool, Error> {
     Ok(changed)
 }
 
-/// Removes our chains that the configuration does not ask for.
-pub(super) fn remove_unwanted(config: &TrafficConfig) -> Result<(), Error> {
-    each_tool(&FAMILIES, |tool| {
-        let wanted = wanted(config, tool.family(), true);
-        for (table, chain) in OURS {
-            if !wanted.iter().any(|wanted| wanted.table == table) {
-                tool.remove_chains(table, &[chain])?;
-            }
-        }
-        Ok(())
+/// Whether programs that the configuration needs are not installed.
+pub(super) fn is_missing(config: &TrafficConfig) -> bool {
+    FAMILIES.into_iter().any(|family| {
+        !wanted(config, family, true).is_empty()
+            && Iptables::find(family).is_err_and(|error| error.is_not_found())
     })
 }
 
-/// Removes all our chains.
-pub(super) fn remove(families: &[Family]) -> Result<(), Error> {
-    each_tool(families, |tool| {
-        for (table, chain) in OURS {
-            tool.remove_chains(table, &[chain])?;
-        }
-        Ok(())
+/// Removes our chains that the configuration does not ask for.
+pub(super) fn remove_unwanted(config: &TrafficConfig) -> Result<bool, Error> {
+    each_tool(&FAMILIES, |tool| {
+        let wanted = wanted(config, tool.family(), true);
+        let unwanted =
+            OURS.into_iter().filter(|(table, _)| !wanted.iter().any(|wanted| wanted.table == *table));
+        remove_from(tool, unwanted)
     })
+}
+
+/// Removes all our chains; says whether there was one.
+pub(super) fn remove(families: &[Family]) -> Result<bool, Error> {
+    each_tool(families, |tool| remove_from(tool, OURS))
+}
+
+fn remove_from<'a>(
+    tool: &Iptables,
+    chains: impl IntoIterator<Item = (&'a str, &'a str)>,
+) -> Result<bool, Error> {
+    let mut found = false;
+    for (table, chain) in chains {
+        found |= tool.remove_chains(table, &[chain])?;
+    }
+    Ok(found)
 }
 
 /// Works with the programs of each family; where they are not installed there is nothing to do.
-fn each_tool(families: &[Family], work: impl Fn(&Iptables) -> Result<(), Error>) -> Result<(), Error> {
-    let mut first = Ok(());
+fn each_tool(families: &[Family], work: impl Fn(&Iptables) -> Result<bool, Error>) -> Result<bool, Error> {
+    let mut found = Ok(false);
     for family in families {
         let outcome = match Iptables::find(*family) {
             Ok(tool) => work(&tool),
-            Err(error) if error.is_not_found() => Ok(()),
+            Err(error) if error.is_not_found() => Ok(false),
             Err(error) => Err(error),
         };
-        first = first.and(outcome);
+        found = match (found, outcome) {
+            (Ok(before), Ok(now)) => Ok(before | now),
+            (Err(error), _) | (_, Err(error)) => Err(error),
+        };
     }
-    first
+    found
 }
 
 #[cfg(test)]

@@ -9,7 +9,8 @@
 //! Deliberately different from it (each is a fault there): in nftables the mark is tested under its
 //! mask and traffic from the node to other nodes' pods is masqueraded as with iptables; damaged rules
 //! come back in both modes; rules that are switched off, or belong to the other mode, are removed
-//! completely; the jump stands before a rule that takes every packet.
+//! completely; the jump stands before a rule that takes every packet; a host without the iptables
+//! programs gets the rules in nftables.
 //!
 //! All calls block: run them where blocking is allowed.
 
@@ -19,7 +20,7 @@ pub mod nftables;
 pub mod rules;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
@@ -117,7 +118,15 @@ impl TrafficCounters {
 pub struct Manager {
     config: TrafficConfig,
     counters: Arc<TrafficCounters>,
-    memory: Arc<Mutex<iptables::Memory>>,
+    memory: Arc<Mutex<Memory>>,
+}
+
+/// What is known from earlier calls.
+#[derive(Debug, Default)]
+struct Memory {
+    /// Who keeps the rules in fact; decided at the start.
+    mode: Option<Mode>,
+    iptables: iptables::Memory,
 }
 
 impl Manager {
@@ -138,7 +147,8 @@ impl Manager {
     /// The wanted rules could not be installed. Trouble with removing left-overs is logged only: they
     /// do not stop traffic that would otherwise flow.
     pub fn start(&self) -> Result<(), felt_hostnet::Error> {
-        let leftovers = match self.config.mode {
+        let mode = self.choose_mode();
+        let leftovers = match mode {
             Mode::Iptables => nftables::remove().map(drop),
             Mode::Nftables => iptables::remove(&FAMILIES).map(drop),
         };
@@ -148,7 +158,7 @@ impl Manager {
         if let Err(error) = blackhole::remove_unwanted(&self.config) {
             warn!("left-over blackhole routes stay: {error}");
         }
-        if self.config.mode == Mode::Iptables
+        if mode == Mode::Iptables
             && let Err(error) = iptables::remove_unwanted(&self.config)
         {
             warn!("left-over iptables rules stay: {error}");
@@ -168,14 +178,31 @@ impl Manager {
         outcome
     }
 
-    fn ensure(&self) -> Result<bool, felt_hostnet::Error> {
-        let rules = match self.config.mode {
-            Mode::Iptables => {
-                let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
-                iptables::ensure(&self.config, &mut memory)
+    /// The configured mode, or nftables on a host that has no iptables programs.
+    fn choose_mode(&self) -> Mode {
+        let mode = match self.config.mode {
+            Mode::Iptables if iptables::is_missing(&self.config) => {
+                warn!("the iptables programs are not installed: traffic rules go into nftables");
+                Mode::Nftables
             }
+            mode => mode,
+        };
+        self.lock().mode = Some(mode);
+        mode
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Memory> {
+        // Nothing in it can be half changed.
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ensure(&self) -> Result<bool, felt_hostnet::Error> {
+        let mut memory = self.lock();
+        let rules = match memory.mode.unwrap_or(self.config.mode) {
+            Mode::Iptables => iptables::ensure(&self.config, &mut memory.iptables),
             Mode::Nftables => nftables::ensure(&self.config),
         };
+        drop(memory);
         let route = blackhole::ensure(&self.config);
         Ok(rules? | route?)
     }
@@ -213,12 +240,24 @@ impl Manager {
     }
 }
 
+/// What [`remove_all`] did.
+#[derive(Debug, Default)]
+pub struct Removal {
+    /// Whether anything was there.
+    pub found: bool,
+    /// What could not be removed.
+    pub failures: Vec<felt_hostnet::Error>,
+}
+
 /// Removes every rule of felt (and flannel) in both modes and families, and the blackhole routes of
-/// these subnets. Goes on after failures; returns them.
-pub fn remove_all(subnets: &[IpNet]) -> Vec<felt_hostnet::Error> {
-    let mut failures = Vec::new();
-    failures.extend(nftables::remove().err());
-    failures.extend(iptables::remove(&FAMILIES).err());
-    failures.extend(blackhole::remove(subnets).err());
-    failures
+/// these subnets. Goes on after failures.
+pub fn remove_all(subnets: &[IpNet]) -> Removal {
+    let mut removal = Removal::default();
+    for outcome in [nftables::remove(), iptables::remove(&FAMILIES), blackhole::remove(subnets)] {
+        match outcome {
+            Ok(found) => removal.found |= found,
+            Err(error) => removal.failures.push(error),
+        }
+    }
+    removal
 }
