@@ -10,13 +10,14 @@
 //! netlink transaction. The legacy kind takes `iptables-save` and `iptables-restore`.
 
 use std::io::Write;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use felt_hostnet::iptables::{Iptables, Rule, Variant};
 use felt_hostnet::netlink::Family;
-use felt_hostnet::nft::{self, Batch, Expr, Nft, Verdict};
+use felt_hostnet::nft::{self, Base, Batch, Expr, Nft, Verdict};
 
 use crate::trace;
 use crate::types::error::{Context, Error, Result};
@@ -38,17 +39,50 @@ pub enum Place {
     Last,
 }
 
-/// A rule with a jump, in a chain that others use too.
+/// A rule in a chain that others use too.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
     /// The chain.
     pub chain: String,
     /// The rule as `iptables-save` prints it, without `-A CHAIN`.
     pub rule: String,
-    /// The chain it jumps to.
-    pub target: String,
+    /// How it is known again.
+    pub mark: Mark,
     /// Where it goes.
     pub place: Place,
+}
+
+/// What tells a rule from others in the kernel's form, where the words of `iptables-save` are not
+/// at hand.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Mark {
+    /// It jumps to this chain.
+    Jump(String),
+    /// It compares the source address with this one.
+    Source(IpAddr),
+    /// It compares the destination address with this one.
+    Destination(IpAddr),
+}
+
+impl Mark {
+    fn is_on(&self, rule: &nft::FoundRule) -> bool {
+        let compares = |ip: &IpAddr, offsets: (u32, u32)| {
+            let (offset, bytes) = match ip {
+                IpAddr::V4(v4) => (offsets.0, v4.octets().to_vec()),
+                IpAddr::V6(v6) => (offsets.1, v6.octets().to_vec()),
+            };
+            rule.exprs.windows(2).any(|pair| {
+                matches!(pair, [Expr::Payload { base: Base::Network, offset: at, len }, Expr::Cmp { equal: true, value }]
+                    if *at == offset && *len as usize == bytes.len() && *value == bytes)
+            })
+        };
+        match self {
+            Self::Jump(target) => jump_target(rule) == Some(target),
+            // Offsets of the addresses in the IPv4 and the IPv6 header.
+            Self::Source(ip) => compares(ip, (12, 8)),
+            Self::Destination(ip) => compares(ip, (16, 24)),
+        }
+    }
 }
 
 /// What a table is to hold. Rules are only ever added; present ones stay where they are.
@@ -58,8 +92,12 @@ pub struct Plan {
     pub table: &'static str,
     /// Chains with their rules, made before the entries.
     pub chains: Vec<(String, Vec<String>)>,
-    /// Jumps.
+    /// Rules in chains of others.
     pub entries: Vec<Entry>,
+    /// Bytes that a rule of a chain must hold for the chain to count as whole.
+    pub proofs: Vec<(String, Vec<u8>)>,
+    /// Compare the words of `iptables-save`, for chains that several networks fill.
+    pub exact: bool,
 }
 
 /// Attempts when another process changes the same table meanwhile.
@@ -117,6 +155,7 @@ impl Tool {
 
     fn missing(&self, plan: &Plan) -> Result<String> {
         if self.variant == Variant::Nft
+            && !plan.exact
             && let Some(payload) = self.missing_by_netlink(plan)?
         {
             return Ok(payload);
@@ -129,13 +168,13 @@ impl Tool {
                 payload.push_str(&format!("-N {chain}\n"));
             }
             for rule in rules {
-                if !present.unwrap_or_default().contains(&Rule::parse(rule)) {
+                if !contains(present.unwrap_or_default(), rule) {
                     payload.push_str(&format!("-A {chain} {rule}\n"));
                 }
             }
         }
         for entry in &plan.entries {
-            if !found.rules(&entry.chain).unwrap_or_default().contains(&Rule::parse(&entry.rule)) {
+            if !contains(found.rules(&entry.chain).unwrap_or_default(), &entry.rule) {
                 payload.push_str(&entry.line());
             }
         }
@@ -149,13 +188,14 @@ impl Tool {
         let mut rules = |chain: &str| nft.rules(nft_family(self.family), plan.table, Some(chain));
         let mut payload = String::new();
         for (chain, wanted) in &plan.chains {
-            let present = rules(chain)?.len();
+            let found = rules(chain)?;
+            let present = found.len();
             if wanted.is_empty() {
                 // An empty chain cannot be told from none; a jump to it tells.
-                let jumped = plan.entries.iter().filter(|e| e.target == *chain);
+                let jump = Mark::Jump(chain.clone());
                 let mut exists = present > 0;
-                for entry in jumped {
-                    exists |= jumps_to(&rules(&entry.chain)?, chain);
+                for entry in plan.entries.iter().filter(|e| e.mark == jump) {
+                    exists |= rules(&entry.chain)?.iter().any(|rule| jump.is_on(rule));
                 }
                 if !exists {
                     payload.push_str(&format!("-N {chain}\n"));
@@ -165,12 +205,18 @@ impl Tool {
                 for rule in wanted {
                     payload.push_str(&format!("-A {chain} {rule}\n"));
                 }
-            } else if present < wanted.len() {
-                return Ok(None);
+            } else {
+                let proofs = plan.proofs.iter().filter(|(of, _)| of == chain);
+                let proven = proofs.fold(present >= wanted.len(), |whole, (_, bytes)| {
+                    whole && found.iter().any(|rule| holds(rule, bytes))
+                });
+                if !proven {
+                    return Ok(None);
+                }
             }
         }
         for entry in &plan.entries {
-            if !jumps_to(&rules(&entry.chain)?, &entry.target) {
+            if !rules(&entry.chain)?.iter().any(|rule| entry.mark.is_on(rule)) {
                 payload.push_str(&entry.line());
             }
         }
@@ -227,13 +273,13 @@ impl Tool {
                 )));
             };
             for rule in rules {
-                if !present.contains(&Rule::parse(rule)) {
+                if !contains(present, rule) {
                     return Err(Error::internal(format!("expected rule {rule} not found in chain {chain}")));
                 }
             }
         }
         for entry in &plan.entries {
-            if !found.rules(&entry.chain).unwrap_or_default().contains(&Rule::parse(&entry.rule)) {
+            if !contains(found.rules(&entry.chain).unwrap_or_default(), &entry.rule) {
                 return Err(Error::internal(format!(
                     "expected rule {} not found in chain {}",
                     entry.rule, entry.chain
@@ -242,6 +288,18 @@ impl Tool {
         }
         Ok(())
     }
+}
+
+/// Whether a chain holds a rule of these words, in whatever order: the programs print conditions
+/// given by users where they like.
+fn contains(rules: &[Rule], text: &str) -> bool {
+    let sorted = |rule: &Rule| {
+        let mut words = rule.0.clone();
+        words.sort_unstable();
+        words
+    };
+    let wanted = sorted(&Rule::parse(text));
+    rules.iter().any(|rule| rule.0.len() == wanted.len() && sorted(rule) == wanted)
 }
 
 impl Entry {
@@ -253,14 +311,12 @@ impl Entry {
     }
 }
 
-fn jumps_to(rules: &[nft::FoundRule], target: &str) -> bool {
-    rules.iter().any(|rule| is_jump(rule, target))
-}
-
-fn is_jump(rule: &nft::FoundRule, target: &str) -> bool {
-    rule.exprs
-        .iter()
-        .any(|e| matches!(e, Expr::Verdict(Verdict::Jump(to) | Verdict::Goto(to)) if to == target))
+/// Whether a match or target of iptables inside the rule holds these bytes.
+fn holds(rule: &nft::FoundRule, bytes: &[u8]) -> bool {
+    rule.exprs.iter().any(|expr| match expr {
+        Expr::Other { data, .. } => data.windows(bytes.len()).any(|window| window == bytes),
+        _ => false,
+    })
 }
 
 /// The chain a rule jumps to.
@@ -284,6 +340,47 @@ pub fn nft_family(family: Family) -> nft::Family {
         Family::V4 => nft::Family::Ip,
         Family::V6 => nft::Family::Ip6,
     }
+}
+
+/// Removes the rules of a plan's entries, in whichever kind of iptables they are.
+///
+/// # Errors
+/// What the kernel or the programs refuse.
+pub fn remove_entries(family: Family, plan: &Plan) -> Result<()> {
+    for attempt in 1..=TRIES {
+        let table = plan.table;
+        let kernel = nft_family(family);
+        let mut nft = Nft::new()?;
+        let mut batch = Batch::new();
+        for entry in &plan.entries {
+            for rule in nft.rules(kernel, table, Some(&entry.chain))?.iter().filter(|r| entry.mark.is_on(r)) {
+                batch.delete_rule(kernel, table, &entry.chain, rule.handle);
+            }
+        }
+        match nft.commit(batch) {
+            Err(err) if err.is_not_found() && attempt < TRIES => {}
+            Err(err) if err.is_unsupported() => break,
+            other => {
+                other?;
+                break;
+            }
+        }
+    }
+    if legacy_has(family, plan.table)
+        && let Ok(tool) = Iptables::find(family)
+    {
+        let found = tool.save(plan.table)?;
+        let mut payload = String::new();
+        for entry in &plan.entries {
+            let rule = Rule::parse(&entry.rule);
+            let count = found.rules(&entry.chain).unwrap_or_default().iter().filter(|r| **r == rule).count();
+            payload.push_str(&format!("-D {} {}\n", entry.chain, entry.rule).repeat(count));
+        }
+        if !payload.is_empty() {
+            tool.restore(&format!("*{}\n{payload}COMMIT\n", plan.table))?;
+        }
+    }
+    Ok(())
 }
 
 /// Removes a chain with the rules in `holders` that jump to it, in whichever kind of iptables it is.
@@ -324,7 +421,9 @@ fn remove_by_netlink(
     let mut nft = Nft::new()?;
     let mut batch = Batch::new();
     for holder in holders {
-        for rule in nft.rules(family, table, Some(holder))?.iter().filter(|rule| is_jump(rule, chain)) {
+        for rule in
+            nft.rules(family, table, Some(holder))?.iter().filter(|rule| jump_target(rule) == Some(chain))
+        {
             batch.delete_rule(family, table, holder, rule.handle);
         }
     }

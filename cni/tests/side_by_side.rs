@@ -39,6 +39,15 @@ struct Case {
     accepted: &'static [(&'static str, &'static str)],
 }
 
+/// A container made by hand, for plugins that only chain: eth0 with one address per family.
+const WITH_CONTAINER: &[&str] = &[
+    "ip link add vhost0 type veth peer name eth0 netns NSNAME",
+    "ip link set vhost0 up",
+    "nsenter --net=NSNAME ip link set eth0 up",
+    "nsenter --net=NSNAME ip addr add 10.1.2.9/24 dev eth0",
+    "ip addr add 10.1.2.1/24 dev vhost0",
+];
+
 const CASE: Case =
     Case { name: "", plugin: "bridge", ifname: "eth0", config: "", args: "", prepare: &[], accepted: &[] };
 
@@ -126,6 +135,117 @@ fn cases() -> Vec<Case> {
             ..CASE
         },
         Case {
+            name: "portmap, two protocols, both families",
+            plugin: "portmap",
+            prepare: WITH_CONTAINER,
+            config: r#"{"cniVersion":"1.0.0","name":"net1","PREV":0,"runtimeConfig":{"portMappings":[
+                {"hostPort":8080,"containerPort":80,"protocol":"tcp"},
+                {"hostPort":8081,"containerPort":81,"protocol":"tcp","hostIP":"198.18.7.1"},
+                {"hostPort":5353,"containerPort":53,"protocol":"udp","hostIP":"0.0.0.0"},
+                {"hostPort":8082,"containerPort":82,"protocol":"sctp","hostIP":"fd00::1"}]}}"#,
+            ..CASE
+        },
+        Case {
+            name: "portmap with another mark and conditions",
+            plugin: "portmap",
+            prepare: WITH_CONTAINER,
+            config: r#"{"cniVersion":"1.0.0","name":"net1","PREV":0,"markMasqBit":5,
+                "conditionsV4":["-s","192.0.2.0/24"],"conditionsV6":["!","-s","fd00::/16"],
+                "runtimeConfig":{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]}}"#,
+            ..CASE
+        },
+        Case {
+            name: "portmap without snat, twenty ports",
+            plugin: "portmap",
+            prepare: WITH_CONTAINER,
+            config: r#"{"cniVersion":"1.0.0","name":"net1","PREV":0,"snat":false,"runtimeConfig":{"portMappings":[
+                {"hostPort":8000,"containerPort":80,"protocol":"tcp"},{"hostPort":8001,"containerPort":80,"protocol":"tcp"},
+                {"hostPort":8002,"containerPort":80,"protocol":"tcp"},{"hostPort":8003,"containerPort":80,"protocol":"tcp"},
+                {"hostPort":8004,"containerPort":80,"protocol":"tcp"},{"hostPort":8005,"containerPort":80,"protocol":"tcp"},
+                {"hostPort":8006,"containerPort":80,"protocol":"tcp"},{"hostPort":8007,"containerPort":80,"protocol":"tcp"},
+                {"hostPort":8008,"containerPort":80,"protocol":"tcp"},{"hostPort":8009,"containerPort":80,"protocol":"tcp"},
+                {"hostPort":8010,"containerPort":80,"protocol":"tcp"},{"hostPort":8011,"containerPort":80,"protocol":"tcp"},
+                {"hostPort":8012,"containerPort":80,"protocol":"tcp"},{"hostPort":8013,"containerPort":80,"protocol":"tcp"},
+                {"hostPort":8014,"containerPort":80,"protocol":"tcp"},{"hostPort":8015,"containerPort":80,"protocol":"tcp"},
+                {"hostPort":8016,"containerPort":80,"protocol":"tcp"},{"hostPort":8017,"containerPort":80,"protocol":"udp"}]}}"#,
+            ..CASE
+        },
+        Case {
+            name: "portmap with a chain of its own for marks",
+            plugin: "portmap",
+            prepare: &[
+                "ip link add vhost0 type veth peer name eth0 netns NSNAME",
+                "iptables -t nat -N MYMARK",
+            ],
+            config: r#"{"cniVersion":"1.0.0","name":"net1","PREV":0,"externalSetMarkChain":"MYMARK","conditionsV6":[],
+                "runtimeConfig":{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp","hostIP":"0.0.0.0"}]}}"#,
+            accepted: &[("MYMARK", "ip6tables has no such chain: one family only")],
+            ..CASE
+        },
+        Case {
+            name: "firewall",
+            plugin: "firewall",
+            prepare: WITH_CONTAINER,
+            config: r#"{"cniVersion":"1.0.0","name":"net1","PREV":0,"backend":"iptables"}"#,
+            ..CASE
+        },
+        Case {
+            name: "firewall isolating bridges",
+            plugin: "firewall",
+            prepare: WITH_CONTAINER,
+            config: r#"{"cniVersion":"1.0.0","name":"net1","PREV":0,"backend":"iptables","iptablesAdminChainName":"MINE","ingressPolicy":"same-bridge"}"#,
+            accepted: &[(
+                "(ingressPolicy: same-bridge",
+                "1.1.1 knows no isolated policy: v1.9.1's comments name both",
+            )],
+            ..CASE
+        },
+        Case {
+            name: "tuning",
+            plugin: "tuning",
+            prepare: WITH_CONTAINER,
+            config: r#"{"cniVersion":"1.0.0","name":"net1","PREV":0,"dataDir":"DIR/data/net1","mtu":1400,"promisc":true,
+                "mac":"02:00:00:00:0a:0b","allmulti":true,
+                "sysctl":{"net.ipv4.conf.IFNAME.arp_filter":"1","net.core.somaxconn":"512"}}"#,
+            ..CASE
+        },
+        Case {
+            name: "bandwidth",
+            plugin: "bandwidth",
+            prepare: WITH_CONTAINER,
+            config: r#"{"cniVersion":"1.0.0","name":"net1","PREV":0,"runtimeConfig":{"bandwidth":
+                {"ingressRate":10000000,"ingressBurst":4294967295,"egressRate":8000000,"egressBurst":80000}}}"#,
+            accepted: &[
+                ("mirred", "felt's filter has one action, the reference's a second one that never runs"),
+                ("index 2 ref 1", "the second action"),
+            ],
+            ..CASE
+        },
+        Case {
+            name: "sbr",
+            plugin: "sbr",
+            prepare: &[
+                "ip link add vhost0 type veth peer name eth0 netns NSNAME",
+                "ip link set vhost0 up",
+                "nsenter --net=NSNAME ip link set eth0 up",
+                "nsenter --net=NSNAME ip addr add 10.1.2.9/24 dev eth0",
+                "nsenter --net=NSNAME ip route add default via 10.1.2.1",
+                "nsenter --net=NSNAME ip route add 192.0.2.0/24 via 10.1.2.7",
+            ],
+            config: r#"{"cniVersion":"1.0.0","name":"net1","PREV":4}"#,
+            ..CASE
+        },
+        Case {
+            name: "host-device with addresses",
+            plugin: "host-device",
+            ifname: "net1",
+            prepare: &["ip link add hd0 type veth peer name hd1", "ip link set hd1 up", "ip link set hd0 up"],
+            config: r#"{"cniVersion":"1.0.0","name":"net1","device":"hd0",
+                "ipam":{"type":"host-local","subnet":"10.1.2.0/24","dataDir":"DIR/data","routes":[{"dst":"0.0.0.0/0"}]}}"#,
+            accepted: &[("\"hd0\"", "1.1.1 leaves its alias on the device, v1.9.1 clears it")],
+            ..CASE
+        },
+        Case {
             name: "loopback",
             plugin: "loopback",
             ifname: "lo",
@@ -148,6 +268,7 @@ impl Run {
         let mut node = Node::new();
         let ns = node.container("c1");
         for line in case.prepare {
+            let line = line.replace("NSNAME", &ns);
             let (program, args) = line.split_once(' ').unwrap();
             let output = node.command(program).args(args).output();
             assert!(output.status.success(), "{line}: {output:?}");
@@ -163,7 +284,12 @@ impl Run {
         call.ifname = case.ifname;
         call.args = case.args;
         let dir = self.node.dir.path().to_str().unwrap();
-        let mut config = case.config.replace("DIR", dir).replace("NS", &self.ns);
+        let mut config = case.config.replace("DIR", dir);
+        if command != "CHECK" {
+            config = config
+                .replace("\"PREV\":0", &self.previous(true))
+                .replace("\"PREV\":4", &self.previous(false));
+        }
         if let Some(prev) = prev {
             config = config.replacen('{', &format!("{{\"prevResult\":{prev},"), 1);
         }
@@ -175,6 +301,16 @@ impl Run {
             if reference { REFERENCE } else { "felt" }
         );
         answer.stdout
+    }
+
+    /// The result of the container made by hand.
+    fn previous(&self, dual: bool) -> String {
+        let v6 = if dual { r#",{"address":"fd00::9/64","gateway":"fd00::1","interface":1}"# } else { "" };
+        format!(
+            r#""prevResult":{{"cniVersion":"1.0.0","interfaces":[{{"name":"vhost0","mac":"02:00:00:00:0a:0b"}},{{"name":"eth0","sandbox":{:?}}}],
+               "ips":[{{"address":"10.1.2.9/24","gateway":"10.1.2.1","interface":1}}{v6}]}}"#,
+            self.ns
+        )
     }
 
     fn observe(&self, stdout: &str) -> Observed {
@@ -193,6 +329,12 @@ impl Run {
             {
                 seen.insert(format!("{place} ip {what}"), flatten(&ip(what)));
             }
+        }
+        for what in ["qdisc", "filter show dev vhost0 parent ffff:"] {
+            let output = self.node.command("tc").args(&format!("-d {what}")).output();
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            // Numbers of links and the refcount of actions are the kernel's business.
+            seen.insert(format!("tc {what}"), text.lines().map(str::to_owned).collect());
         }
         for tool in ["iptables-save", "ip6tables-save"] {
             let output = self.node.command(tool).output();
@@ -419,7 +561,10 @@ fn either_removes_what_the_other_made() {
             let left = |seen: &Observed| {
                 let mut lines = Vec::new();
                 for (key, found) in seen {
-                    let nat = |l: &&String| l.starts_with("-A") || l.starts_with(":CNI");
+                    // Chains that all attachments share stay.
+                    let nat = |l: &&String| {
+                        ["CNI-DN-", "cid1", "10.1.2.9", "fd00::9"].iter().any(|t| l.contains(t))
+                    };
                     if key.ends_with("-save") {
                         lines.extend(found.iter().filter(nat).cloned());
                     }
@@ -427,11 +572,15 @@ fn either_removes_what_the_other_made() {
                         lines.push(key.clone());
                     }
                     if key.contains("ip -d link") {
-                        lines.extend(
-                            found.iter().filter(|l| !l.contains("tbr0") && !l.contains("\"lo\"")).cloned(),
-                        );
+                        // Of links that were there before, only that they are: a returned device is down, a
+                        // token bucket goes with its cable.
+                        lines.extend(found.iter().filter(|l| !l.contains("tbr0")).filter_map(|l| {
+                            let (_, rest) = l.split_once("\"ifname\":\"")?;
+                            rest.split_once('"').map(|(name, _)| format!("link {name}"))
+                        }));
                     }
                 }
+                lines.sort();
                 lines
             };
             assert_eq!(left(&before), left(&after), "{} added by reference: {reference_adds}", case.name);

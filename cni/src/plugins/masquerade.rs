@@ -15,7 +15,7 @@ use crate::skel::Call;
 use crate::trace;
 use crate::types::error::{Error, Result};
 use crate::types::result::IpConfig;
-use crate::xtables::{self, Entry, Place, Plan, Tool};
+use crate::xtables::{self, Entry, Mark, Place, Plan, Tool};
 
 const TABLE: &str = "cni_plugins_masquerade";
 const TABLE_COMMENT: &str = "Masquerading for plugins from github.com/containernetworking/plugins";
@@ -84,11 +84,11 @@ fn plan(call: &Call<'_>, family: Family, nets: &[&IpNet]) -> Plan {
         .map(|net| Entry {
             chain: "POSTROUTING".into(),
             rule: format!("-s {} {comment} -j {chain}", IpNet::from(net.addr())),
-            target: chain.clone(),
+            mark: Mark::Jump(chain.clone()),
             place: Place::Last,
         })
         .collect();
-    Plan { table: "nat", chains: vec![(chain, rules)], entries }
+    Plan { table: "nat", chains: vec![(chain, rules)], entries, ..Plan::default() }
 }
 
 fn comment_text(network: &str, id: &str) -> String {

@@ -1,16 +1,23 @@
 //! The plugins, one file or folder each, and the table that names them.
 
+mod bandwidth;
 mod bridge;
 mod dummy;
+mod firewall;
 mod flannel;
+mod host_device;
 mod host_local;
 mod ipvlan;
 mod loopback;
 mod macvlan;
 mod masquerade;
+mod portmap;
 mod ptp;
+mod sbr;
 mod single;
+mod spoof;
 mod static_ipam;
+mod tuning;
 mod veth;
 mod vlan;
 
@@ -46,15 +53,21 @@ pub struct Plugin {
 
 /// Every plugin in this binary.
 pub static ALL: &[&Plugin] = &[
+    &bandwidth::PLUGIN,
     &bridge::PLUGIN,
     &dummy::PLUGIN,
+    &firewall::PLUGIN,
     &flannel::PLUGIN,
+    &host_device::PLUGIN,
     &host_local::PLUGIN,
     &ipvlan::PLUGIN,
     &loopback::PLUGIN,
     &macvlan::PLUGIN,
+    &portmap::PLUGIN,
     &ptp::PLUGIN,
+    &sbr::PLUGIN,
     &static_ipam::PLUGIN,
+    &tuning::PLUGIN,
     &vlan::PLUGIN,
 ];
 

@@ -16,7 +16,7 @@ use felt_hostnet::sysctl;
 use ipnet::IpNet;
 
 use super::veth::{self, Wanted};
-use super::{Plugin, ipam, ipam_if_any, mac_text};
+use super::{Plugin, ipam, ipam_if_any, mac_text, masquerade, spoof};
 use crate::delegate;
 use crate::ipconf::{self, Dad};
 use crate::skel::{Call, Command};
@@ -84,6 +84,11 @@ impl Attachment<'_> {
                 .with_context(|| format!("failed to setup bridge port {}", self.pair.host.name))?;
         }
         device::set_port_vlans(host, self.pair.host.index, conf)?;
+        if conf.mac_spoof_check
+            && let Some(mac) = self.pair.container.mac
+        {
+            spoof::setup(self.call, &self.pair.host.name, mac)?;
+        }
         let mut result = CniResult {
             interfaces: vec![
                 Interface { name: self.bridge.name.clone(), ..Interface::default() },
@@ -153,7 +158,7 @@ impl Attachment<'_> {
             self.set_gateways(host, result, &gateways)?;
         }
         if conf.ip_masq {
-            super::masquerade::setup(self.call, conf.ip_masq_backend.as_deref(), &result.ips)?;
+            masquerade::setup(self.call, conf.ip_masq_backend.as_deref(), &result.ips)?;
         }
         Ok(())
     }
@@ -191,10 +196,13 @@ impl Attachment<'_> {
     /// Removes what this ADD made. Errors are of no use to anybody here: the first one is reported.
     fn undo(&self, host: &mut Handle) {
         let _ = host.link_del(self.pair.host.index);
+        if self.conf.mac_spoof_check {
+            let _ = spoof::teardown(self.call);
+        }
         if self.leased {
             let _ = ipam(self.call, Command::Del);
             if self.conf.ip_masq {
-                let _ = super::masquerade::teardown(self.call);
+                let _ = masquerade::teardown(self.call);
             }
         }
         trace::step(|| "undone".into());
@@ -254,14 +262,18 @@ fn del(call: &Call<'_>) -> Result<()> {
     if !early {
         ipam_if_any(call, Command::Del)?;
     }
+    if conf.mac_spoof_check {
+        spoof::teardown(call)?;
+    }
     if conf.ip_masq && !call.conf.ipam_type.is_empty() {
-        super::masquerade::teardown(call)?;
+        masquerade::teardown(call)?;
     }
     Ok(())
 }
 
 fn gc(call: &Call<'_>) -> Result<()> {
-    super::masquerade::gc(call)?;
+    masquerade::gc(call)?;
+    spoof::gc(call)?;
     ipam_if_any(call, Command::Gc)
 }
 

@@ -1,0 +1,351 @@
+//! `host-device`: moves a device of the host into the container and back.
+//!
+//! The device's name on the host is kept in its alias. DEL may be repeated: a device that is not in
+//! the container any more was given back already, or went with the namespace.
+
+use std::fs;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use felt_hostnet::netlink::{Handle, Link, LinkChange};
+use felt_hostnet::netns::NetNs;
+
+use super::{Plugin, ipam, ipam_if_any, mac_text, required_result, single, veth};
+use crate::delegate;
+use crate::ipconf::{self, Dad, find_link};
+use crate::json::Fields;
+use crate::skel::{Call, Command};
+use crate::types::error::{Context, Error, Result, go_text};
+use crate::types::result::{CniResult, Interface};
+use crate::types::version::SpecVersion;
+
+pub(super) static PLUGIN: Plugin = Plugin {
+    name: "host-device",
+    versions: SpecVersion::ALL,
+    add,
+    del,
+    check,
+    gc: |call| ipam_if_any(call, Command::Gc),
+    status: |call| ipam_if_any(call, Command::Status),
+    may_have_no_address: false,
+};
+
+const PCI: &str = "/sys/bus/pci/devices";
+const AUXILIARY: &str = "/sys/bus/auxiliary/devices";
+/// Drivers that hand a device to a program in user space: there is no link to move.
+const USER_DRIVERS: [&str; 3] = ["vfio-pci", "uio_pci_generic", "igb_uio"];
+
+/// How the device is named.
+#[derive(Debug, Default)]
+struct Conf {
+    device: String,
+    mac: String,
+    kernel_path: String,
+    pci: String,
+    auxiliary: String,
+    /// Bound to a driver of user space.
+    dpdk: bool,
+}
+
+impl Conf {
+    fn load(call: &Call<'_>) -> Result<Self> {
+        let value = call.value();
+        let f = Fields::of("NetConf", &value)?;
+        let mut conf = Self {
+            device: f.string_or_empty("device")?,
+            mac: f.string_or_empty("hwaddr")?,
+            kernel_path: f.string_or_empty("kernelpath")?,
+            pci: f.string_or_empty("pciBusID")?,
+            ..Self::default()
+        };
+        let runtime = f.object_of("runtimeConfig", "struct")?;
+        let id = runtime.map(|r| r.string_or_empty("deviceID")).transpose()?.unwrap_or_default();
+        if !id.is_empty() {
+            one_component(&id)?;
+            if Path::new(PCI).join(&id).exists() {
+                conf.pci = id;
+            } else if Path::new(AUXILIARY).join(&id).exists() {
+                conf.auxiliary = id;
+                conf.pci.clear();
+            } else {
+                return Err(Error::internal(format!(
+                    "runtime config DeviceID {id} not found or unsupported"
+                )));
+            }
+        }
+        let all = [&conf.device, &conf.mac, &conf.kernel_path, &conf.pci, &conf.auxiliary];
+        if all.iter().all(|s| s.is_empty()) {
+            return Err(Error::internal(
+                "specify either \"device\", \"hwaddr\", \"kernelpath\" or \"pciBusID\"",
+            ));
+        }
+        if !conf.pci.is_empty() {
+            one_component(&conf.pci)?;
+            let link = Path::new(PCI).join(&conf.pci).join("driver");
+            let target = fs::read_link(&link).map_err(|err| {
+                Error::internal(format!(
+                    "error with host device: lstat {}: {}",
+                    link.display(),
+                    go_text(&err)
+                ))
+            })?;
+            let driver = target.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+            conf.dpdk = USER_DRIVERS.contains(&driver.as_str());
+        }
+        Ok(conf)
+    }
+
+    fn find(&self, host: &mut Handle) -> Result<Link> {
+        if !self.device.is_empty() {
+            return find_link(host, &self.device);
+        }
+        if !self.mac.is_empty() {
+            let mac = self.mac.parse().map_err(|_| {
+                Error::internal(format!("failed to parse MAC address {:?}: invalid MAC address", self.mac))
+            })?;
+            return host.links()?.into_iter().find(|l| l.mac == Some(mac)).ok_or_else(not_found);
+        }
+        if !self.kernel_path.is_empty() {
+            let path = Path::new(&self.kernel_path);
+            let below = path.starts_with("/sys/devices")
+                && !path.components().any(|c| c == std::path::Component::ParentDir);
+            if !below {
+                return Err(Error::internal(format!(
+                    "kernel device path {:?} must be absolute and begin with /sys/devices/",
+                    self.kernel_path
+                )));
+            }
+            return first_link(host, &[path.join("net")]);
+        }
+        if !self.pci.is_empty() {
+            let device = Path::new(PCI).join(&self.pci);
+            let mut places = vec![device.join("net")];
+            if let Ok(entries) = fs::read_dir(&device) {
+                let virtio =
+                    entries.flatten().filter(|e| e.file_name().to_string_lossy().starts_with("virtio"));
+                places.extend(virtio.map(|e| e.path().join("net")));
+            }
+            return first_link(host, &places);
+        }
+        first_link(host, &[Path::new(AUXILIARY).join(&self.auxiliary).join("net")])
+    }
+}
+
+fn one_component(id: &str) -> Result<()> {
+    if id.contains('/') || id == ".." || id == "." {
+        return Err(Error::internal(format!("invalid device ID {id:?}")));
+    }
+    Ok(())
+}
+
+fn not_found() -> Error {
+    Error::internal("failed to find physical interface")
+}
+
+fn first_link(host: &mut Handle, places: &[PathBuf]) -> Result<Link> {
+    for place in places {
+        let Ok(entries) = fs::read_dir(place) else { continue };
+        let mut names: Vec<_> = entries.flatten().map(|e| e.file_name()).collect();
+        names.sort();
+        if let Some(name) = names.first() {
+            return find_link(host, &name.to_string_lossy());
+        }
+    }
+    Err(not_found())
+}
+
+fn add(call: &Call<'_>) -> Result<CniResult> {
+    let conf = Conf::load(call)?;
+    let with_ipam = !call.conf.ipam_type.is_empty();
+    single::refuse_unspeakable(call, with_ipam)?;
+    let ns = ipconf::open_netns(call)?;
+    if conf.dpdk {
+        return add_without_link(call, with_ipam);
+    }
+    let mut host = Handle::new()?;
+    let mut inside = Handle::new_in(&ns)?;
+    let device = conf.find(&mut host).map_err(|err| err.context("failed to find host device"))?;
+    let link = move_in(call, &mut host, &mut inside, &ns, &device)
+        .map_err(|err| err.context("failed to move link"))?;
+    let mut leased = false;
+    configure(call, &ns, &mut inside, &link, with_ipam, &mut leased).inspect_err(|_| {
+        if leased {
+            let _ = ipam(call, Command::Del);
+        }
+        if move_out(&mut inside, &link).is_ok() && device.is_up() {
+            let _ = host.link_by_name(&device.name).map(|l| host.link_up(l.index));
+        }
+    })
+}
+
+fn add_without_link(call: &Call<'_>, with_ipam: bool) -> Result<CniResult> {
+    let mut result =
+        if with_ipam { delegate::add(call, &call.conf.ipam_type, call.stdin)? } else { CniResult::default() };
+    for ip in &mut result.ips {
+        ip.interface = Some(0);
+    }
+    result.interfaces = vec![Interface {
+        name: call.env.ifname.clone(),
+        sandbox: call.env.netns.clone(),
+        ..Interface::default()
+    }];
+    if with_ipam {
+        result.dns = call.conf.dns.clone();
+    }
+    Ok(result)
+}
+
+/// Renames the device in a namespace of its own, so that no name can clash on the host, and gives it
+/// to the container. On failure it is back, as it was.
+fn move_in(
+    call: &Call<'_>,
+    host: &mut Handle,
+    inside: &mut Handle,
+    ns: &NetNs,
+    device: &Link,
+) -> Result<Link> {
+    let between = NetNs::create()?;
+    let mut there = Handle::new_in(&between)?;
+    host.link_set_netns(device.index, between.as_fd())
+        .with_context(|| format!("failed to move {:?} to a temporary namespace", device.name))?;
+    let moved = find_link(&mut there, &device.name)?;
+    let step = (|| -> Result<()> {
+        there
+            .link_set(moved.index, &LinkChange { alias: Some(&device.name), ..LinkChange::default() })
+            .with_context(|| format!("failed to set alias of {:?}", device.name))?;
+        if device.name != call.env.ifname {
+            there.link_set_name(moved.index, &call.env.ifname).with_context(|| {
+                format!("failed to rename host device {:?} to {:?}", device.name, call.env.ifname)
+            })?;
+        }
+        there.link_set_netns(moved.index, ns.as_fd()).map_err(|err| {
+            let text = if err.already_exists() { "file exists".to_owned() } else { Error::from(err).msg };
+            Error::internal(format!(
+                "failed to rename host device {:?} to {:?}: {text}",
+                device.name, call.env.ifname
+            ))
+        })
+    })();
+    if let Err(err) = step {
+        let own = NetNs::current()?;
+        let back = LinkChange { name: Some(&device.name), alias: Some(""), ..LinkChange::default() };
+        let _ = there.link_set(moved.index, &back);
+        let _ = there.link_set_netns(moved.index, own.as_fd());
+        if device.is_up()
+            && let Ok(link) = host.link_by_name(&device.name)
+        {
+            let _ = host.link_up(link.index);
+        }
+        return Err(err);
+    }
+    let link = find_link(inside, &call.env.ifname)?;
+    inside.link_up(link.index)?;
+    Ok(link)
+}
+
+fn configure(
+    call: &Call<'_>,
+    ns: &NetNs,
+    inside: &mut Handle,
+    link: &Link,
+    with_ipam: bool,
+    leased: &mut bool,
+) -> Result<CniResult> {
+    let mut result = CniResult::default();
+    if with_ipam {
+        result = delegate::add(call, &call.conf.ipam_type, call.stdin)?;
+        *leased = true;
+        if result.ips.is_empty() {
+            return Err(Error::internal("IPAM plugin returned missing IP config"));
+        }
+    }
+    result.interfaces = vec![Interface {
+        name: link.name.clone(),
+        mac: mac_text(link),
+        sandbox: call.env.netns.clone(),
+        ..Interface::default()
+    }];
+    for ip in &mut result.ips {
+        ip.interface = Some(0);
+    }
+    if with_ipam {
+        ipconf::configure(inside, ns, link, &result, Dad::Skip)?;
+        super::announce(ns, link, &result);
+        result.dns = call.conf.dns.clone();
+    }
+    Ok(result)
+}
+
+/// Gives the device back to the host under its old name, down. When the host has another link of
+/// that name by now, it comes back under a free one.
+fn move_out(inside: &mut Handle, link: &Link) -> Result<()> {
+    let Some(name) = link.alias.as_deref().filter(|s| !s.is_empty()) else {
+        return Err(Error::internal(format!(
+            "failed to find original ifname for {:?} (alias is not set)",
+            link.name
+        )));
+    };
+    let own = NetNs::current()?;
+    inside.link_down(link.index)?;
+    let taken = Handle::new()?.link_by_name(name).is_ok();
+    let temporary = format!("dev{:08x}", veth::random() as u32);
+    let target = if taken { temporary.as_str() } else { name };
+    let change = LinkChange { name: Some(target), alias: Some(""), ..LinkChange::default() };
+    let back = |inside: &mut Handle| {
+        let old = LinkChange { name: Some(&link.name), alias: Some(name), ..LinkChange::default() };
+        let _ = inside.link_set(link.index, &old);
+    };
+    inside.link_set(link.index, &change).inspect_err(|_| back(inside))?;
+    inside.link_set_netns(link.index, own.as_fd()).inspect_err(|_| back(inside))?;
+    Ok(())
+}
+
+fn del(call: &Call<'_>) -> Result<()> {
+    let conf = Conf::load(call);
+    ipam_if_any(call, Command::Del)?;
+    let Some(ns) = ipconf::open_netns_if_any(call)? else { return Ok(()) };
+    if conf.is_ok_and(|conf| conf.dpdk) {
+        return Ok(());
+    }
+    let mut inside = Handle::new_in(&ns)?;
+    let link = match inside.link_by_name(&call.env.ifname) {
+        Ok(link) => link,
+        // Given back already, or renamed inside: a link that names an origin is one of ours.
+        Err(err) if err.is_not_found() => {
+            let value = call.value();
+            let wanted = Fields::of("NetConf", &value)?.string_or_empty("device")?;
+            let renamed = inside
+                .links()?
+                .into_iter()
+                .find(|l| !wanted.is_empty() && l.alias.as_deref() == Some(wanted.as_str()));
+            match renamed {
+                Some(link) => link,
+                None => return Ok(()),
+            }
+        }
+        Err(err) => return Err(err.into()),
+    };
+    move_out(&mut inside, &link)
+}
+
+fn check(call: &Call<'_>) -> Result<()> {
+    let conf = Conf::load(call)?;
+    let ns = ipconf::open_netns(call)?;
+    ipam_if_any(call, Command::Check)?;
+    let result = required_result(call, "Required prevResult missing")?;
+    if conf.dpdk {
+        return Ok(());
+    }
+    let (_, named) = super::container_interface(call, &result)?;
+    let mut inside = Handle::new_in(&ns)?;
+    let link = find_link(&mut inside, &named.name)?;
+    if !named.mac.is_empty() && named.mac != mac_text(&link) {
+        return Err(Error::internal(format!(
+            "Interface {} Mac {} doesn't match container Mac: {}",
+            named.name,
+            named.mac,
+            mac_text(&link)
+        )));
+    }
+    ipconf::check(&mut inside, &link, &result, true)
+}
