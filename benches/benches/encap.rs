@@ -29,7 +29,7 @@ fn stages(c: &mut Criterion) {
     for len in [64, 512, 1450] {
         let inner: Vec<Vec<u8>> = table::destinations(256, BATCH)
             .into_iter()
-            .map(|dst| packets::udp_v4(Ipv4Addr::new(10, 0, 0, 5), dst, len))
+            .map(|dst| packets::udp_v4(Ipv4Addr::new(10, 0, 0, 5), dst, len, 1))
             .collect();
         group.bench_function(BenchmarkId::new("outbound_vxlan", len), |b| {
             let (ours, mut headers) = (vtep(1), [0; HEADERS_LEN]);

@@ -13,7 +13,7 @@ use felt_dataplane::wire::{Ipv4Packet, checksum};
 fn headers(c: &mut Criterion) {
     let mut group = c.benchmark_group("wire");
     group.throughput(Throughput::Elements(1));
-    let v4 = packets::udp_v4([10, 50, 1, 5].into(), [10, 50, 2, 5].into(), 64);
+    let v4 = packets::udp_v4([10, 50, 1, 5].into(), [10, 50, 2, 5].into(), 64, 1);
     let v6 = packets::udp_v6(1.into(), 2.into(), 64);
     group.bench_function("parse_v4/64", |b| {
         b.iter(|| Inner::parse(black_box(&v4)).map(|inner| (inner.dst(), inner.ttl())));

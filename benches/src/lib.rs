@@ -2,6 +2,8 @@
 //! that stays as it is, as a yardstick.
 
 pub mod alloc;
+pub mod memory;
 pub mod packets;
 pub mod plain;
+pub mod rig;
 pub mod table;

@@ -5,7 +5,9 @@ use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use felt_benches::alloc::{Counting, counted};
+use felt_benches::rig::{Rig, Traffic, encaps};
 use felt_benches::{packets, table};
+use felt_dataplane::config::OffloadMode;
 use felt_dataplane::encap::vxlan::{HEADERS_LEN, Vtep};
 use felt_dataplane::encap::{Inner, udp};
 use felt_dataplane::fib::{FibChange, publish};
@@ -46,7 +48,7 @@ fn lookup_and_snapshot_allocate_nothing() {
 
 #[test]
 fn headers_encapsulation_checksums_and_answers_allocate_nothing() {
-    let mut packet = packets::udp_v4(Ipv4Addr::new(10, 50, 1, 5), Ipv4Addr::new(10, 50, 2, 5), 1450);
+    let mut packet = packets::udp_v4(Ipv4Addr::new(10, 50, 1, 5), Ipv4Addr::new(10, 50, 2, 5), 1450, 1);
     let vtep =
         |last| Vtep { vni: Vni::new(1).unwrap(), mac: MacAddr([0x3a, 0, 0, 0, 0, last]), accept_gbp: false };
     let mut headers = [0; HEADERS_LEN];
@@ -63,4 +65,35 @@ fn headers_encapsulation_checksums_and_answers_allocate_nothing() {
     let now = Instant::now();
     let inner = Inner::parse(&packet).unwrap();
     assert_none("answer", || answerer.answer(&inner, Trouble::NoRoute, now, &mut out).unwrap());
+}
+
+#[test]
+fn whole_batches_allocate_nothing() {
+    for traffic in [Traffic::Scattered(64), Traffic::Stream(1450), Traffic::Super(1398), Traffic::Super(536)]
+    {
+        for (name, encap) in encaps() {
+            for offload in [OffloadMode::Auto, OffloadMode::Off] {
+                let mut rig = Rig::new(encap, offload, traffic).unwrap();
+                for batch in 0..3 {
+                    assert_none(&format!("outbound {name} {traffic:?} {offload:?}, batch {batch}"), || {
+                        rig.send()
+                    });
+                    assert_none(&format!("inbound {name} {traffic:?} {offload:?}, batch {batch}"), || {
+                        rig.receive()
+                    });
+                }
+                let counters = rig.stage.counters();
+                assert_eq!(
+                    counters.outbound.forwarded_packets,
+                    3 * rig.outbound.0,
+                    "{name} {traffic:?} {offload:?}"
+                );
+                assert_eq!(
+                    counters.inbound.forwarded_packets,
+                    3 * rig.inbound.0,
+                    "{name} {traffic:?} {offload:?}"
+                );
+            }
+        }
+    }
 }

@@ -7,23 +7,18 @@
 use std::cell::RefCell;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
-use crate::answering::Answering;
-use crate::config::{Encap, EngineConfig, SourceGuard};
+use crate::config::{Encap, EngineConfig, OffloadMode, SourceGuard};
 use crate::device::memory::MemoryDevice;
 use crate::encap::vxlan::Vtep;
 use crate::encap::{Inner, udp};
 use crate::fib::{Fib, Peer, PeerCounters, PeerId, Prefix};
-use crate::inbound::Inbound;
-use crate::offload::SharedOffloads;
 use crate::offload::gso::Cutter;
 use crate::offload::vnet_hdr::{self, NEEDS_CSUM, VnetHdr, gso};
-use crate::outbound::Outbound;
 use crate::socket::Socket;
-use crate::socket::memory::{MemoryAnswers, MemoryNetwork, MemorySocket, Weather};
-use crate::stats::{CountersSnapshot, DirectionCounters, WorkerCounters};
-use crate::table::Table;
+use crate::socket::memory::{MemoryNetwork, MemorySocket, Weather};
+use crate::stage::Stage;
+use crate::stats::DirectionCounters;
 use crate::wire::{MacAddr, Vni};
 
 const OUR_MAC: MacAddr = MacAddr([0x3a, 0, 0, 0, 0, 0x0a]);
@@ -44,16 +39,12 @@ struct Node {
     network: MemoryNetwork,
     socket: MemorySocket,
     peer: MemorySocket,
-    answers: MemoryAnswers,
-    table: Table,
-    counters: Arc<WorkerCounters>,
-    inbound: Inbound<MemoryAnswers>,
-    outbound: Outbound<MemoryAnswers>,
+    stage: Stage,
     is_vxlan: bool,
 }
 
 impl Node {
-    fn new(is_vxlan: bool, merged: bool) -> Node {
+    fn new(is_vxlan: bool, offload: OffloadMode) -> Node {
         let encap =
             if is_vxlan { Encap::Vxlan { vni: vtep(OUR_MAC).vni, local_mac: OUR_MAC } } else { Encap::Udp };
         let mut config = EngineConfig::new(encap, endpoint(1), MTU);
@@ -61,16 +52,9 @@ impl Node {
         config.tunnel_v6 = "fd00:50:0:1::".parse().ok();
         config.own_subnets = subnets(1).into();
         config.source_guard = SourceGuard::Inner;
-        let offloads = Arc::new(SharedOffloads::default());
-        for offload in [&offloads.tun_tso, &offloads.tun_uso, &offloads.tun_gro_tcp, &offloads.tun_gro_udp] {
-            offload.store(true, Relaxed);
-        }
-        offloads.udp_gso.store(merged, Relaxed);
-        offloads.udp_gso_segments.store(63, Relaxed);
+        config.offload = offload;
+        let merged = offload == OffloadMode::Auto;
         let network = MemoryNetwork::new(Weather { merged, ..Weather::default() });
-        let counters = Arc::new(WorkerCounters::default());
-        let answers = MemoryAnswers::default();
-        let answering = || Answering::new(&config, Some(answers.clone()));
         let peer = Arc::new(Peer {
             id: PeerId(2),
             endpoint: endpoint(2),
@@ -82,18 +66,14 @@ impl Node {
             device: MemoryDevice::new().expect("a descriptor"),
             socket: network.bind(endpoint(1)).expect("a descriptor"),
             peer: network.bind(endpoint(2)).expect("a descriptor"),
-            table: Table::new(Fib::from_entries(entries)),
-            inbound: Inbound::new(&config, offloads.clone(), answering(), counters.clone(), 0),
-            outbound: Outbound::new(&config, offloads.clone(), answering(), counters.clone(), 0),
+            stage: Stage::new(&config, Fib::from_entries(entries)),
             network,
-            answers,
-            counters,
             is_vxlan,
         }
     }
 
     fn drain_answers(&self) {
-        while let Some((dst, packet)) = self.answers.pop() {
+        while let Some((dst, packet)) = self.stage.answers().pop() {
             let answer = Inner::parse(&packet).expect("an answer is a packet");
             assert!(answer.dst() == dst && answer.total_len() == packet.len());
         }
@@ -106,9 +86,14 @@ fn subnets(node: u8) -> [Prefix; 2] {
 }
 
 thread_local! {
-    /// Kept between runs, as a worker keeps its batches: vxlan and udp, each with and without segmented sends.
+    /// Kept between runs, as a worker keeps its batches: vxlan and udp, each without and with offloads.
     static NODES: RefCell<[Node; 4]> =
-        RefCell::new([(true, false), (true, true), (false, false), (false, true)].map(|(v, m)| Node::new(v, m)));
+        RefCell::new([
+            Node::new(true, OffloadMode::Off),
+            Node::new(true, OffloadMode::Auto),
+            Node::new(false, OffloadMode::Off),
+            Node::new(false, OffloadMode::Auto),
+        ]);
 }
 
 /// Cuts `data` into pieces: a length of two bytes, two bytes of choices, the piece.
@@ -138,13 +123,13 @@ pub fn inbound(data: &[u8]) {
             let segment = Some(choices >> 3).filter(|size| *size != 0);
             node.network.inject(from, endpoint(1), (choices & 3) as u8, segment, bytes);
         }
-        while node.inbound.run(&node.device, &node.socket, &node.table).is_ok_and(|count| count > 0) {}
+        while node.stage.inbound(&node.device, &node.socket).is_ok_and(|count| count > 0) {}
         assert_eq!(node.socket.pending(), 0);
         while let Some(written) = node.device.pop() {
             check_written(&written);
         }
         node.drain_answers();
-        assert_all_counted(&CountersSnapshot::sum([&*node.counters]).inbound);
+        assert_all_counted(&node.stage.counters().inbound);
     });
 }
 
@@ -181,10 +166,10 @@ pub fn outbound(data: &[u8]) {
         for (_, bytes) in pieces(data) {
             node.device.push(bytes);
         }
-        while node.outbound.run(&node.device, &node.socket, &node.table).is_ok_and(|count| count > 0) {}
+        while node.stage.outbound(&node.device, &node.socket).is_ok_and(|count| count > 0) {}
         drain_peer(node);
         node.drain_answers();
-        assert_all_counted(&CountersSnapshot::sum([&*node.counters]).outbound);
+        assert_all_counted(&node.stage.counters().outbound);
     });
 }
 
@@ -276,7 +261,7 @@ mod tests {
             inbound(&[vec![0], head(&packet), packet].concat());
         }
         NODES.with_borrow(|nodes| {
-            let sum = CountersSnapshot::sum([&*nodes[0].counters]).inbound;
+            let sum = nodes[0].stage.counters().inbound;
             assert!(sum.received_packets >= 6, "{sum:?}");
             assert_eq!(sum.forwarded_packets, sum.received_packets, "{sum:?}");
         });

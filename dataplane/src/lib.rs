@@ -14,6 +14,8 @@ mod inbound;
 mod offload;
 mod outbound;
 pub mod socket;
+#[doc(hidden)]
+pub mod stage;
 pub mod stats;
 mod sys;
 mod table;
