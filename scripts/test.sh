@@ -84,7 +84,8 @@ else
     skip lints 1 "clippy is not installed and cannot be added"
 fi
 stage docs docs
-stage unit cargo test --release --workspace --exclude felt-netns-tests --no-fail-fast
+# Ignored tests are those that need root, which is there.
+stage unit cargo test --release --workspace --exclude felt-netns-tests --no-fail-fast -- --include-ignored
 stage loom loom
 if [ -x dataplane/fuzz/run.sh ]; then stage fuzz dataplane/fuzz/run.sh; fi
 
