@@ -521,6 +521,52 @@ async fn silent_server_does_not_block_for_ever() {
 }
 
 #[tokio::test]
+async fn members_and_leaders_may_come_and_go() {
+    let mut members = EtcdServer::start_cluster();
+    let mut client = members[0].client().await;
+    put(&mut client, &format!("{PREFIX}/config"), r#"{"Network":"10.50.0.0/19"}"#).await;
+    let list: Vec<String> = members.iter().map(EtcdServer::endpoint).collect();
+    let manager = manager(&list.join(","));
+    let own = acquire(&manager, 9).await;
+    let mut keep = Keep::start(&manager, own.clone());
+    let mut watch = Watch::start(&manager);
+    assert!(matches!(watch.next().await, WatchResult::Snapshot(_)));
+    let is_lease = |result: &WatchResult, n: u8| match result {
+        WatchResult::Events(events) => {
+            events.iter().any(|event| matches!(event, Event::Added(lease) if lease.attrs == attrs(n)))
+        }
+        WatchResult::Snapshot(leases) => leases.iter().any(|lease| lease.attrs == attrs(n)),
+    };
+    // One after the other goes and comes back, the leader among them and the one in use.
+    for n in 0..3u8 {
+        members[usize::from(n)].stop();
+        let mut client = members[usize::from((n + 1) % 3)].client().await;
+        let begin = Instant::now();
+        while client.put(name(format!("10.50.{n}.0-24")), attrs(n).encode(), None).await.is_err() {
+            assert!(begin.elapsed() < SOON, "no leader");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        reported(&mut watch, "a lease", |result| is_lease(result, n)).await;
+        members[usize::from(n)].start_again();
+    }
+    // Two of three: nobody leads, and the one that is left must say so.
+    members[0].stop();
+    members[1].stop();
+    keep.until("in trouble", |state| state.failures > 0).await;
+    manager.list().await.unwrap_err();
+    EtcdServer::start_all_again(&mut members[..2]);
+    keep.until("held again", |state| state.failures == 0).await;
+    let mut client = members[2].client().await;
+    let begin = Instant::now();
+    while client.put(name("10.50.20.0-24"), attrs(20).encode(), None).await.is_err() {
+        assert!(begin.elapsed() < SOON, "no leader");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    reported(&mut watch, "a lease", |result| is_lease(result, 20)).await;
+    keep.stop().await;
+}
+
+#[tokio::test]
 async fn restored_cluster_with_a_younger_history_is_read_anew() {
     let (server, mut client) = server().await;
     for n in 1..20 {
@@ -676,13 +722,12 @@ async fn network_without_ipv4_has_keys_of_its_own_form() {
 }
 
 #[tokio::test]
-async fn long_lists_are_read_in_pages() {
+async fn five_thousand_leases_are_read_fast_and_bursts_of_changes_followed() {
     let (server, mut client) = server().await;
-    for a in 0..25 {
-        let puts: Vec<_> = (0..100)
-            .map(|b| {
-                etcd_client::TxnOp::put(name(format!("10.{}.{b}.0-24", 60 + a)), attrs(b).encode(), None)
-            })
+    let key = |n: u32| format!("10.{}.{}.0-24", 60 + n / 250, n % 250);
+    for first in (0..5000).step_by(100) {
+        let puts: Vec<_> = (first..first + 100)
+            .map(|n| etcd_client::TxnOp::put(name(key(n)), attrs((n % 250) as u8).encode(), None))
             .collect();
         client.txn(etcd_client::Txn::new().and_then(puts)).await.unwrap();
     }
@@ -690,7 +735,28 @@ async fn long_lists_are_read_in_pages() {
     let begin = Instant::now();
     let mut watch = Watch::start(&manager);
     let WatchResult::Snapshot(leases) = watch.next().await else { panic!("no snapshot") };
-    assert_eq!(leases.iter().map(|lease| lease.key).collect::<BTreeSet<_>>().len(), 2500);
-    assert_eq!(manager.list().await.unwrap().len(), 2500);
-    assert!(begin.elapsed() < SOON, "{:?}", begin.elapsed());
+    assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
+    assert_eq!(leases.iter().map(|lease| lease.key).collect::<BTreeSet<_>>().len(), 5000);
+    assert_eq!(manager.list().await.unwrap().len(), 5000);
+
+    let changes: Vec<_> =
+        (0..1000u32).map(|n| (name(key(n)), attrs(((n + 7) % 250) as u8).encode())).collect();
+    let writer = tokio::spawn(async move {
+        for chunk in changes.chunks(20) {
+            let puts: Vec<_> = chunk
+                .iter()
+                .map(|(key, value)| etcd_client::TxnOp::put(key.as_str(), value.as_str(), None))
+                .collect();
+            client.txn(etcd_client::Txn::new().and_then(puts)).await.unwrap();
+        }
+    });
+    let mut seen = BTreeSet::new();
+    while seen.len() < 1000 {
+        let WatchResult::Events(events) = watch.next().await else { panic!("lost the thread") };
+        for event in events {
+            let Event::Added(lease) = event else { panic!("not added") };
+            seen.insert(lease.key);
+        }
+    }
+    writer.await.unwrap();
 }

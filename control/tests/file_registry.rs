@@ -298,3 +298,21 @@ async fn abandoned_leases_are_removed_and_just_expired_ones_are_not() {
         .collect();
     assert_eq!(names, BTreeSet::from(["10.50.1.0-24".to_owned(), "10.50.2.0-24".to_owned()]));
 }
+
+#[tokio::test]
+async fn ten_thousand_leases_are_read_fast_and_a_change_is_seen_among_them() {
+    let temp = registry();
+    for n in 0..10_000u32 {
+        let key = format!("10.{}.{}.0-24", 60 + n / 250, n % 250);
+        put(temp.path(), &key, &attrs((n % 250) as u8).encode());
+    }
+    let manager = manager(temp.path());
+    let begin = std::time::Instant::now();
+    let mut watch = Watch::start(&manager);
+    assert!(matches!(watch.next().await, WatchResult::Snapshot(leases) if leases.len() == 10_000));
+    assert!(begin.elapsed() < 3 * SECOND, "{:?}", begin.elapsed());
+    let begin = std::time::Instant::now();
+    manager.remove(&key("10.70.9.0-24")).await.unwrap();
+    assert!(matches!(watch.event().await, Event::Removed(lease) if lease.key == key("10.70.9.0-24")));
+    assert!(begin.elapsed() < SECOND, "{:?}", begin.elapsed());
+}

@@ -134,9 +134,10 @@ pub fn plan(
         .map(|lease| lease.key)
         .chain(occupied.iter().copied())
         .collect();
-    let previous =
-        previous.filter(|key| compatible(net, key) && !taken.iter().any(|other| other.overlaps(key)));
-    let key = previous.or_else(|| choose(net, &taken, CHOICES << attempt.min(10), rng));
+    // Pods may still have addresses of what the node had before, so each family is kept if it can be.
+    let preferred: Vec<SubnetKey> =
+        previous.into_iter().chain(discard.iter().map(|lease| lease.key)).collect();
+    let key = choose(net, &taken, &preferred, CHOICES << attempt.min(10), rng);
     Plan { discard, step: key.map_or(Step::Exhausted, Step::Create) }
 }
 
@@ -159,26 +160,38 @@ pub fn holder(attrs: &LeaseAttrs) -> String {
     }
 }
 
-/// A free subnet of each enabled family, each chosen at random from the first `choices` free ones.
+/// A free subnet of each enabled family: the first preferred one that is free and fits, else one chosen at random
+/// from the first `choices` free ones.
 pub fn choose(
     net: &NetworkConfig,
     taken: &[SubnetKey],
+    preferred: &[SubnetKey],
     choices: usize,
     rng: &mut impl Rng,
 ) -> Option<SubnetKey> {
     let v4 = match &net.ipv4_pool {
         Some(pool) => {
-            let taken = taken.iter().filter_map(|key| key.v4);
-            let free: Vec<_> = free_ipv4(pool, taken).take(choices).collect();
-            Some(*free.choose(rng)?)
+            let taken = || taken.iter().filter_map(|key| key.v4);
+            let is_free = |net: &Ipv4Net| !taken().any(|other| other.contains(net) || net.contains(&other));
+            let mut kept = preferred.iter().filter_map(|key| key.v4);
+            let kept = kept.find(|net| pool.contains(*net) && is_free(net));
+            Some(kept.or_else(|| {
+                let free: Vec<_> = free_ipv4(pool, taken()).take(choices).collect();
+                free.choose(rng).copied()
+            })?)
         }
         None => None,
     };
     let v6 = match &net.ipv6_pool {
         Some(pool) => {
-            let taken = taken.iter().filter_map(|key| key.v6);
-            let free: Vec<_> = free_ipv6(pool, taken).take(choices).collect();
-            Some(*free.choose(rng)?)
+            let taken = || taken.iter().filter_map(|key| key.v6);
+            let is_free = |net: &Ipv6Net| !taken().any(|other| other.contains(net) || net.contains(&other));
+            let mut kept = preferred.iter().filter_map(|key| key.v6);
+            let kept = kept.find(|net| pool.contains(*net) && is_free(net));
+            Some(kept.or_else(|| {
+                let free: Vec<_> = free_ipv6(pool, taken()).take(choices).collect();
+                free.choose(rng).copied()
+            })?)
         }
         None => None,
     };
@@ -400,12 +413,31 @@ mod tests {
     }
 
     #[test]
+    fn node_keeps_its_subnet_when_a_family_is_added_or_taken_away() {
+        let dual = config(r#"{"Network":"10.50.0.0/21","EnableIPv6":true,"IPv6Network":"fd00:50::/62"}"#);
+        let old = [lease("10.50.5.0-24", attrs(1)), lease("10.50.2.0-24&fd00:50:0:2::-64", attrs(2))];
+        let plan = decide(&dual, &attrs(1), None, &old);
+        assert_eq!(plan.discard, [old[0].clone()]);
+        let Step::Create(key) = plan.step else { panic!("not created") };
+        assert_eq!(key.v4, old[0].key.v4);
+        assert!(key.v6.is_some() && key.v6 != old[1].key.v6);
+
+        let plan = decide(&small(), &attrs(2), None, &old);
+        assert_eq!(plan.step, Step::Create("10.50.2.0-24".parse().unwrap()));
+        // One half of what was there before is taken: the other half is kept.
+        let previous = Some("10.50.6.0-24&fd00:50:0:2::-64");
+        let Step::Create(key) = decide(&dual, &attrs(3), previous, &old).step else { panic!("not created") };
+        assert_eq!(key.v4.unwrap().to_string(), "10.50.6.0/24");
+        assert_ne!(key.v6, old[1].key.v6);
+    }
+
+    #[test]
     fn choice_is_spread_over_the_first_hundred() {
         let net = config(r#"{"Network":"10.0.0.0/8"}"#);
         let mut rng = StdRng::seed_from_u64(3);
         let mut seen = std::collections::BTreeSet::new();
         for _ in 0..2000 {
-            seen.insert(choose(&net, &[], CHOICES, &mut rng).unwrap());
+            seen.insert(choose(&net, &[], &[], CHOICES, &mut rng).unwrap());
         }
         assert_eq!(seen.len(), CHOICES);
         assert_eq!(seen.first().unwrap().to_string(), "10.0.1.0-24");
@@ -420,17 +452,17 @@ mod tests {
         // Everything but the last quarter of the network is one lease.
         let taken = ["0.0.0.0-0&8000::-2", "0.0.0.0-0&c000::-3"].map(key);
         let begin = Instant::now();
-        let free = choose(&net, &taken, CHOICES, &mut rng).unwrap();
+        let free = choose(&net, &taken, &[], CHOICES, &mut rng).unwrap();
         assert!(free.v6.unwrap().addr() >= "e000::".parse::<std::net::Ipv6Addr>().unwrap());
         let all = [key("0.0.0.0-0&8000::-1")];
-        assert_eq!(choose(&net, &all, CHOICES, &mut rng), None);
+        assert_eq!(choose(&net, &all, &[], CHOICES, &mut rng), None);
 
         let net = config(r#"{"Network":"10.0.0.0/8"}"#);
         let taken: Vec<_> = (1..65_536u32)
             .map(|n| SubnetKey::new(Ipv4Net::new((0x0a00_0000 + (n << 8)).into(), 24).ok(), None).unwrap())
             .collect();
-        assert_eq!(choose(&net, &taken, CHOICES, &mut rng), None);
-        assert!(choose(&net, &taken[1..], CHOICES, &mut rng).is_some());
+        assert_eq!(choose(&net, &taken, &[], CHOICES, &mut rng), None);
+        assert!(choose(&net, &taken[1..], &[], CHOICES, &mut rng).is_some());
         assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
     }
 

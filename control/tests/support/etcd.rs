@@ -15,6 +15,8 @@ pub(crate) struct EtcdServer {
     client_port: u16,
     peer_port: u16,
     tls: Option<Tls>,
+    /// Name and peer URL of every member.
+    members: String,
     child: Option<Child>,
 }
 
@@ -34,19 +36,44 @@ impl EtcdServer {
 
     /// Starts a server, with TLS if asked for.
     pub(crate) fn start_with(tls: Option<Tls>) -> Self {
+        Self::start_members(1, tls).remove(0)
+    }
+
+    /// Starts the three members of a cluster.
+    pub(crate) fn start_cluster() -> Vec<Self> {
+        Self::start_members(3, None)
+    }
+
+    fn start_members(count: usize, tls: Option<Tls>) -> Vec<Self> {
+        for _ in 0..5 {
+            let mut members: Vec<EtcdServer> = (0..count).map(|_| EtcdServer::prepare(tls)).collect();
+            let names = members.iter().map(|member| format!("{}={}", member.name(), member.peer_url()));
+            let names = names.collect::<Vec<_>>().join(",");
+            for member in &mut members {
+                member.members.clone_from(&names);
+                member.spawn();
+            }
+            if members.iter_mut().all(EtcdServer::comes_up) {
+                return members;
+            }
+        }
+        panic!("etcd does not start on any port");
+    }
+
+    fn prepare(tls: Option<Tls>) -> Self {
         let memory = std::path::Path::new("/dev/shm");
         let data = if memory.is_dir() { TempDir::new_in(memory) } else { TempDir::new() };
         let data = data.expect("directory for etcd's data");
-        let mut server = EtcdServer { data, client_port: 0, peer_port: 0, tls, child: None };
-        for _ in 0..5 {
-            [server.client_port, server.peer_port] = free_ports();
-            if server.run() {
-                return server;
-            }
-            // The peer port is part of the data.
-            let _ = std::fs::remove_dir_all(server.data.path().join("data"));
-        }
-        panic!("etcd does not start on any port");
+        let [client_port, peer_port] = free_ports();
+        EtcdServer { data, client_port, peer_port, tls, members: String::new(), child: None }
+    }
+
+    fn name(&self) -> String {
+        format!("member-{}", self.peer_port)
+    }
+
+    fn peer_url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.peer_port)
     }
 
     /// What clients connect to.
@@ -75,12 +102,23 @@ impl EtcdServer {
 
     /// Starts a stopped server on its old ports and data.
     pub(crate) fn start_again(&mut self) {
-        assert!(self.run(), "etcd does not start again");
+        Self::start_all_again(std::slice::from_mut(self));
+    }
+
+    /// Starts stopped members that serve only together.
+    pub(crate) fn start_all_again(members: &mut [Self]) {
+        members.iter_mut().for_each(EtcdServer::spawn);
+        assert!(members.iter_mut().all(EtcdServer::comes_up), "etcd does not start again");
     }
 
     /// Stops the process without ending it.
     pub(crate) fn pause(&self) {
         self.signal("STOP");
+        let stat = format!("/proc/{}/stat", self.child.as_ref().expect("running").id());
+        // The signal takes effect when the process is next scheduled.
+        while !std::fs::read_to_string(&stat).expect("its state").contains(") T ") {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Lets it go on.
@@ -94,17 +132,15 @@ impl EtcdServer {
         assert!(status.success());
     }
 
-    /// Whether it came up.
-    fn run(&mut self) -> bool {
-        let client_url = self.endpoint();
-        let peer_url = format!("http://127.0.0.1:{}", self.peer_port);
+    fn spawn(&mut self) {
+        let (client_url, peer_url) = (self.endpoint(), self.peer_url());
         // With the first process dies the second: no server outlives a killed test.
         let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", "etcd", "--name", "felt", "--log-level", "error"]);
+        command.args(["--pdeathsig", "KILL", "etcd", "--name", &self.name(), "--log-level", "error"]);
         command.arg("--data-dir").arg(self.data.path().join("data"));
         command.args(["--listen-client-urls", &client_url, "--advertise-client-urls", &client_url]);
         command.args(["--listen-peer-urls", &peer_url, "--initial-advertise-peer-urls", &peer_url]);
-        command.args(["--initial-cluster", &format!("felt={peer_url}")]);
+        command.args(["--initial-cluster", &self.members]);
         // The shortest time to live of a lease is one and a half election timeouts.
         command.args(["--heartbeat-interval", "60", "--election-timeout", "600"]);
         if let Some(tls) = self.tls {
@@ -117,21 +153,24 @@ impl EtcdServer {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let missing = "cannot run etcd: install Debian's package etcd-server (`make test` installs it)";
         assert!(has_etcd(), "{missing}");
-        let mut child = command.spawn().expect(missing);
+        self.child = Some(command.spawn().expect(missing));
+    }
+
+    /// Waits until it serves. `false` when it ended instead, as it does when a port was taken meanwhile.
+    fn comes_up(&mut self) -> bool {
         let begin = Instant::now();
         while begin.elapsed() < Duration::from_secs(30) {
-            if child.try_wait().expect("wait for etcd").is_some() {
+            let ended = self.child.as_mut().is_none_or(|child| child.try_wait().expect("wait").is_some());
+            if ended {
                 return false;
             }
             // The port opens when the server can serve.
             if std::net::TcpStream::connect(("127.0.0.1", self.client_port)).is_ok() {
-                self.child = Some(child);
                 return true;
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        let _ = child.kill();
-        let _ = child.wait();
+        self.stop();
         false
     }
 }

@@ -90,6 +90,11 @@ impl EtcdConfig {
         let uri: hyper::Uri =
             format!("{}://{authority}", if tls { "https" } else { "http" }).parse().map_err(|_| error())?;
         let host = uri.host().filter(|host| !host.is_empty()).ok_or_else(error)?;
+        // A port that is no number in range is not an error of the parser.
+        let after_host = authority.rsplit(['@', ']']).next().unwrap_or_default();
+        if after_host.contains(':') && uri.port_u16().is_none() {
+            return Err(error());
+        }
         let tls_name = tls.then(|| host.trim_matches(['[', ']']).to_owned());
         Ok(Endpoint { url: uri.to_string(), tls_name })
     }
