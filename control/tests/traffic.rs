@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use felt_control::traffic::{Manager, Mode, TrafficConfig, remove_all};
-use felt_hostnet::netlink::{Address, Handle, IfIndex, LinkKind, NewLink, Route, RouteKind};
+use felt_hostnet::netlink::{Address, Family, Handle, IfIndex, LinkKind, NewLink, Route, RouteKind};
 use felt_hostnet::netns::NetNs;
 use felt_hostnet::nft::{self, Nft};
 use felt_hostnet::sysctl;
@@ -21,6 +21,7 @@ fn config(mode: Mode) -> TrafficConfig {
         forward: true,
         fully_random: true,
         blackhole: true,
+        previous: Vec::new(),
     }
 }
 
@@ -379,15 +380,16 @@ fn other_modes_and_other_peoples_rules() {
 #[test]
 fn blackhole_route_loses_against_the_bridge() {
     let netns = new_netns();
-    let manager =
-        Manager::new(TrafficConfig { masquerade: false, forward: false, v6: None, ..config(Mode::Nftables) });
+    let manager_config =
+        TrafficConfig { masquerade: false, forward: false, v6: None, ..config(Mode::Nftables) };
+    let manager = Manager::new(manager_config.clone());
     let mut handle = Handle::new_in(&netns).unwrap();
     let lo = handle.link_by_name("lo").unwrap().index;
     handle.link_up(lo).unwrap();
     // As flannel leaves it: with the best metric.
     handle.route_add(&Route::to("10.5.34.0/24".parse().unwrap()).blackhole()).unwrap();
     netns.with(|| manager.start()).unwrap().unwrap();
-    let found = handle.routes(felt_hostnet::netlink::Family::V4, Some(254)).unwrap();
+    let found = handle.routes(Family::V4, Some(254)).unwrap();
     assert_eq!(found.len(), 1, "{found:?}");
     assert_eq!((found[0].kind, found[0].metric), (RouteKind::Blackhole, Some(4_294_967_294)));
     let pod = "10.5.34.7".parse().unwrap();
@@ -407,14 +409,34 @@ fn blackhole_route_loses_against_the_bridge() {
     assert!(netns.with(|| manager.resync()).unwrap().unwrap());
     assert_eq!(handle.route_lookup(pod, None).unwrap().dev, Some(bridge));
 
+    // The node got another subnet: the old ones must not hide what others have now.
+    let node_route = |text: &str| Route::to(text.parse().unwrap()).blackhole();
+    handle.route_add(&node_route("10.5.80.0/24").metric(4_294_967_294)).unwrap();
+    handle.route_add(&node_route("10.5.81.0/24")).unwrap();
+    handle.route_add(&node_route("10.5.82.0/24")).unwrap();
+    handle.route_add(&node_route("192.0.2.0/24").metric(4_294_967_294)).unwrap();
+    let moved = Manager::new(TrafficConfig {
+        v4: Some(("10.5.0.0/16".parse().unwrap(), "10.5.35.0/24".parse().unwrap())),
+        previous: vec!["10.5.81.0/24".parse().unwrap()],
+        ..manager_config
+    });
+    netns.with(|| moved.start()).unwrap().unwrap();
+    let holes: Vec<String> = handle
+        .routes(Family::V4, Some(254))
+        .unwrap()
+        .iter()
+        .filter(|route| route.kind == RouteKind::Blackhole)
+        .map(|route| route.dst.to_string())
+        .collect();
+    assert_eq!(holes, ["10.5.35.0/24", "10.5.82.0/24", "192.0.2.0/24"], "others' blackhole routes stay");
+    handle.route_del(&node_route("10.5.82.0/24")).unwrap();
+    handle.route_del(&node_route("192.0.2.0/24")).unwrap();
+    netns.with(|| manager.start()).unwrap().unwrap();
+
     let off = Manager::new(TrafficConfig { blackhole: false, ..config(Mode::Nftables) });
     netns.with(|| off.start()).unwrap().unwrap();
     assert!(
-        handle
-            .routes(felt_hostnet::netlink::Family::V4, Some(254))
-            .unwrap()
-            .iter()
-            .all(|route| route.kind != RouteKind::Blackhole)
+        handle.routes(Family::V4, Some(254)).unwrap().iter().all(|route| route.kind != RouteKind::Blackhole)
     );
 }
 

@@ -245,6 +245,12 @@ pub struct Previous {
 }
 
 impl Previous {
+    /// The node's subnets of both families.
+    pub fn subnets(&self) -> Vec<IpNet> {
+        let v4 = self.subnet.map(IpNet::V4);
+        v4.into_iter().chain(self.ipv6_subnet.map(IpNet::V6)).collect()
+    }
+
     /// Reads the file; a missing file is an empty answer.
     ///
     /// # Errors

@@ -10,13 +10,17 @@ use std::path::PathBuf;
 use crate::Error;
 
 fn path(name: &str) -> Result<PathBuf, io::Error> {
-    let clean = !name.is_empty()
+    // A name of dots alone would be looked up as one file and be "missing" for ever.
+    let clean = name.contains('/')
         && !name.starts_with('/')
         && name.split('/').all(|part| !part.is_empty() && part != "." && part != "..");
     if clean {
         Ok(PathBuf::from("/proc/sys").join(name))
     } else {
-        Err(io::Error::new(io::ErrorKind::InvalidInput, "not a parameter name"))
+        Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "not a parameter name (its parts are separated by slashes)",
+        ))
     }
 }
 

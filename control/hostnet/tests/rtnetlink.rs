@@ -382,7 +382,7 @@ fn sysctls_belong_to_the_namespace() {
         assert_eq!(sysctl::read("net/ipv4/ip_forward").unwrap(), "1");
         let error = sysctl::write("net/ipv4/conf/nosuch0/forwarding", "1").unwrap_err();
         assert!(error.is_not_found(), "{error}");
-        for bad in ["", "/etc/passwd", "../../etc/passwd", "net//ipv4"] {
+        for bad in ["", "net.ipv4.ip_forward", "/etc/passwd", "../../etc/passwd", "net//ipv4"] {
             assert!(sysctl::write(bad, "1").is_err());
         }
     });

@@ -93,7 +93,7 @@ pub(super) async fn start(
         blocking(move || backend.start(&started).map(|()| backend)).await?.map_err(Exit::failure)?;
     view.lock().report = Some(backend.report());
 
-    install_rules(options, &net, &lease, view, &tasks, cancel).await?;
+    install_rules(options, &net, &lease, &previous, view, &tasks, cancel).await?;
     write_subnet_file(options, &net, &lease, backend.mtu()).await?;
     {
         let mut inner = view.lock();
@@ -215,6 +215,7 @@ async fn install_rules(
     options: &Options,
     net: &NetworkConfig,
     lease: &Lease,
+    previous: &Previous,
     view: &Arc<View>,
     tasks: &TaskTracker,
     cancel: &CancellationToken,
@@ -227,6 +228,7 @@ async fn install_rules(
         forward: options.iptables_forward_rules,
         fully_random: !options.ip_masq_fully_random_disable,
         blackhole: options.ip_blackhole_route.unwrap_or(true),
+        previous: previous.subnets(),
     });
     view.lock().rules = Some(manager.counters());
     let first = manager.clone();

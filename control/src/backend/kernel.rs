@@ -88,32 +88,32 @@ pub(super) fn tune_device(name: &str, v4: bool, v6: bool) {
     if v4 {
         // Packets that come out of the tunnel are forwarded to the pods' bridge.
         want(
-            &format!("net.ipv4.conf.{name}.forwarding"),
+            &format!("net/ipv4/conf/{name}/forwarding"),
             "1",
             "packets from other nodes will not reach pods",
         );
         // Reverse path check: a peer may use the tunnel where we would not (direct routes, asymmetric networks). The
         // kernel takes the larger of "all" and the device, and 2 is the loose form.
         let strict =
-            |scope: &str| sysctl::read(&format!("net.ipv4.conf.{scope}.rp_filter")).is_ok_and(|v| v == "1");
+            |scope: &str| sysctl::read(&format!("net/ipv4/conf/{scope}/rp_filter")).is_ok_and(|v| v == "1");
         if strict("all") || strict(name) {
             want(
-                &format!("net.ipv4.conf.{name}.rp_filter"),
+                &format!("net/ipv4/conf/{name}/rp_filter"),
                 "2",
                 "strict reverse path filter may drop packets",
             );
         }
     }
-    if v6 && sysctl::exists(&format!("net.ipv6.conf.{name}.forwarding")) {
+    if v6 && sysctl::exists(&format!("net/ipv6/conf/{name}/forwarding")) {
         want(
-            &format!("net.ipv6.conf.{name}.forwarding"),
+            &format!("net/ipv6/conf/{name}/forwarding"),
             "1",
             "IPv6 packets from other nodes will not reach pods",
         );
     }
     // The tunnel carries no neighbour discovery: no router advertisements, no link-local address of its own.
     for (setting, value) in [("accept_ra", "0"), ("addr_gen_mode", "1")] {
-        let key = format!("net.ipv6.conf.{name}.{setting}");
+        let key = format!("net/ipv6/conf/{name}/{setting}");
         if sysctl::exists(&key) {
             let _ = sysctl::ensure(&key, value);
         }
@@ -128,7 +128,7 @@ fn want(key: &str, value: &str, otherwise: &str) {
 
 /// Says once when the machine as a whole does not forward, which felt leaves to its administrator as flannel does.
 pub(super) fn warn_unless_forwarding(v4: bool, v6: bool) {
-    for (on, key) in [(v4, "net.ipv4.ip_forward"), (v6, "net.ipv6.conf.all.forwarding")] {
+    for (on, key) in [(v4, "net/ipv4/ip_forward"), (v6, "net/ipv6/conf/all/forwarding")] {
         if on && sysctl::read(key).is_ok_and(|value| value == "0") {
             tracing::warn!(
                 "{key} is 0: pods reach other nodes only once it is 1 (the bridge plugin sets it)"

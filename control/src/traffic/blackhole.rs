@@ -20,13 +20,11 @@ fn route(subnet: IpNet) -> Route {
     Route::to(subnet).blackhole().metric(METRIC)
 }
 
-/// Blackhole routes of a subnet in the main table, whatever their metric.
-fn found(handle: &mut Handle, subnet: IpNet) -> Result<Vec<Route>, Error> {
-    let routes = handle.routes(Family::of(subnet.addr()), Some(TABLE_MAIN))?;
-    Ok(routes
-        .into_iter()
-        .filter(|route| route.kind == RouteKind::Blackhole && route.dst == subnet.trunc())
-        .collect())
+/// The blackhole routes of the main table.
+fn found(handle: &mut Handle, family: Family) -> Result<Vec<Route>, Error> {
+    let mut routes = handle.routes(family, Some(TABLE_MAIN))?;
+    routes.retain(|route| route.kind == RouteKind::Blackhole);
+    Ok(routes)
 }
 
 /// Adds the routes that are missing; says whether one was.
@@ -46,13 +44,22 @@ pub(super) fn ensure(config: &TrafficConfig) -> Result<bool, Error> {
     Ok(changed)
 }
 
-/// Removes blackhole routes of the own subnet that are not wanted: all when switched off, else those
-/// with another metric, which would win over the bridge's route (flannel makes one with the best).
+/// Removes blackhole routes that are ours and not wanted.
+///
+/// Ours are those of the own subnet and of earlier ones (flannel makes them with the best metric,
+/// which would win over the bridge's route), and those inside the overlay network that have our
+/// metric. All else is somebody else's.
 pub(super) fn remove_unwanted(config: &TrafficConfig) -> Result<(), Error> {
     let mut handle = Handle::new()?;
-    for pods in FAMILIES.into_iter().filter_map(|family| config.pods(family)) {
-        for route in found(&mut handle, pods.subnet)? {
-            if !config.blackhole || route.metric != Some(METRIC) {
+    for family in FAMILIES {
+        let Some(pods) = config.pods(family) else { continue };
+        for route in found(&mut handle, family)? {
+            let own = route.dst == pods.subnet;
+            let wanted = config.blackhole && own && route.metric == Some(METRIC);
+            let ours = own
+                || config.previous.contains(&route.dst)
+                || (route.metric == Some(METRIC) && pods.network.contains(&route.dst));
+            if ours && !wanted {
                 handle.route_del(&exact(&route)).tolerate_absence()?;
             }
         }
@@ -65,8 +72,9 @@ pub(super) fn remove(subnets: &[IpNet]) -> Result<bool, Error> {
     let mut removed = false;
     let mut handle = Handle::new()?;
     for subnet in subnets {
-        for route in found(&mut handle, *subnet)? {
-            removed |= handle.route_del(&exact(&route)).tolerate_absence()?;
+        let family = Family::of(subnet.addr());
+        for route in found(&mut handle, family)?.iter().filter(|route| route.dst == *subnet) {
+            removed |= handle.route_del(&exact(route)).tolerate_absence()?;
         }
     }
     Ok(removed)

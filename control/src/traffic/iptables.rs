@@ -200,6 +200,7 @@ mod tests {
             forward: true,
             fully_random: true,
             blackhole: true,
+            previous: Vec::new(),
         }
     }
 

@@ -66,6 +66,8 @@ pub struct TrafficConfig {
     pub fully_random: bool,
     /// Drop packets to addresses of the own subnet that no pod has (`--ip-blackhole-route`).
     pub blackhole: bool,
+    /// Subnets of an earlier run, whose blackhole routes must go.
+    pub previous: Vec<IpNet>,
 }
 
 impl TrafficConfig {
