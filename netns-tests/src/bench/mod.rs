@@ -57,6 +57,8 @@ pub struct Options {
     pub nodes: usize,
     /// Share of the machine that other programs may use during a measurement, in percent.
     pub disturbed_percent: f64,
+    /// Leave out what no target needs: the plain loop but for one figure, the wire-like underlay but for TCP.
+    pub brief: bool,
     /// How long to wait for a quiet moment; zero takes what comes.
     pub patience: Duration,
     /// The flanneld to compare with.
@@ -90,6 +92,7 @@ impl Options {
             seconds: 2,
             nodes,
             disturbed_percent: 5.0,
+            brief: false,
             patience: Duration::from_secs(60),
             flanneld,
             json: None,
@@ -107,12 +110,24 @@ impl Options {
                 Probe::Udp { size: 64, rate: 0 },
                 Probe::Latency,
             ],
-            underlays: vec![Underlay::Veth],
+            underlays: vec![Underlay::Veth, Underlay::Wire],
+            brief: true,
             rounds: 2,
             seconds: 1,
             patience: Duration::ZERO,
             ..Options::full(&[1, 4], 2, None)
         }
+    }
+
+    fn wants(&self, system: System, underlay: Underlay, probe: Probe) -> bool {
+        let tcp = matches!(probe, Probe::Tcp { .. });
+        let needed = match (system, underlay) {
+            (System::PlainLoop, Underlay::Veth) => probe == Probe::Tcp { streams: 1 },
+            (System::PlainLoop, _) => false,
+            (_, Underlay::Veth) => true,
+            _ => tcp,
+        };
+        needed || !self.brief
     }
 }
 
@@ -154,7 +169,9 @@ pub fn run(options: &Options) -> Result<Report> {
         run.meter.own(&bed.lab);
     }
     for underlay in &options.underlays {
-        run.idle(*underlay, &beds);
+        if *underlay == options.underlays[0] {
+            run.idle(*underlay, &beds);
+        }
         for bed in &beds {
             underlay.apply(&bed.lab)?;
             run.hash(*underlay, bed);
@@ -198,6 +215,9 @@ impl Run<'_> {
         let count = beds.len();
         for i in 0..count {
             let bed = &mut beds[(i + round) % count];
+            if !self.options.wants(bed.system, underlay, probe) {
+                continue;
+            }
             match self.quietly(bed, probe) {
                 Ok(values) => {
                     if let Some(first) = values.first() {
@@ -213,6 +233,9 @@ impl Run<'_> {
                     }
                 }
             }
+        }
+        if line.ends_with(':') {
+            return;
         }
         note(&line);
     }

@@ -288,7 +288,10 @@ fn latency(report: &Report) -> Option<String> {
     const LINE: f64 = 24.0;
     const NAMES: f64 = 160.0;
     const WIDTH: f64 = 1000.0;
-    let (systems, underlays) = (report.systems(), report.underlays());
+    let systems = report.systems();
+    let of =
+        |u: &Underlay| report.rows.iter().any(|r| r.underlay == u.id() && r.figure.starts_with("latency-"));
+    let underlays: Vec<Underlay> = report.underlays().into_iter().filter(of).collect();
     let whens = [("idle", "idle"), ("loaded", "beside a TCP stream")];
     let has = |when: &str| report.rows.iter().any(|r| r.figure == format!("latency-{when}-p50"));
     let whens: Vec<_> = whens.into_iter().filter(|(w, _)| has(w)).collect();
@@ -317,6 +320,9 @@ fn latency(report: &Report) -> Option<String> {
                     Some((i, *s, at("p50")?.median, at("p99")?.median))
                 })
                 .collect();
+            if rows.is_empty() {
+                continue;
+            }
             let least = rows.iter().map(|r| r.2).fold(f64::INFINITY, f64::min).max(1.0);
             let most = rows.iter().map(|r| r.3).fold(10.0, f64::max);
             // Logarithmic, from a power of ten to room for the last number.
@@ -403,4 +409,46 @@ fn cost(report: &Report) -> Option<String> {
         }
     }
     Some(svg.finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::figure::Value;
+
+    fn add(
+        report: &mut Report,
+        underlay: Underlay,
+        system: System,
+        figure: &str,
+        unit: &'static str,
+        value: f64,
+    ) {
+        let v =
+            Value { figure: figure.to_owned(), title: figure.to_owned(), unit, more_is_better: true, value };
+        report.add(underlay, system, 0, &[v]);
+    }
+
+    #[test]
+    fn report_with_gaps_is_drawn() {
+        let mut r = Report::default();
+        add(&mut r, Underlay::Veth, System::FeltUdp, "tcp1", "Gbit/s", 0.0);
+        add(&mut r, Underlay::Veth, System::FeltUdp, "latency-idle-p50", "us", 30.0);
+        add(&mut r, Underlay::Wire, System::KernelVxlan, "tcp4", "Gbit/s", 3.0);
+        add(&mut r, Underlay::Wire, System::KernelVxlan, "tcp1-machine-cpu", "s/GB", 3.0);
+        for (figure, value) in [("udp64-1000", 900.0), ("udp64-max", 1500.0)] {
+            add(&mut r, Underlay::Wire, System::FeltVxlan, figure, "packets/s", value);
+            add(&mut r, Underlay::Wire, System::FeltVxlan, &format!("{figure}-offered"), "packets/s", value);
+        }
+        r.finish();
+        for text in [throughput(&r), udp(&r), latency(&r), cost(&r)].map(|p| p.expect("a plot")) {
+            assert!(text.starts_with("<svg") && !text.contains("NaN") && !text.contains("inf"), "{text}");
+        }
+    }
+
+    #[test]
+    fn empty_report_has_no_plots() {
+        let r = Report::default();
+        assert!(throughput(&r).or(udp(&r)).or(latency(&r)).or(cost(&r)).is_none());
+    }
 }
