@@ -208,8 +208,9 @@ impl Bed {
         spec.nodes = vec![kind; nodes];
         if let Some((backend, offload)) = system.felt() {
             spec.backend = backend;
-            // The other systems have no firewall rules either.
-            spec.daemon_args.push("--iptables-forward-rules=false".to_owned());
+            // No masquerading and no forward rules: the other systems have no firewall (and so no connection
+            // tracking) either.
+            spec.daemon_args = vec!["--iptables-forward-rules=false".to_owned()];
             if !offload {
                 spec.daemon_args.push("--offload=off".to_owned());
             }
