@@ -1,6 +1,6 @@
 //! The inner side: where packets of the pods come from and go to.
 //!
-//! [`Device`] is one queue. [`tun`] is the kernel's, [`memory`] one for tests without privileges.
+//! [`Device`] is one queue. `tun` is the kernel's, [`memory`] one for tests without privileges.
 
 pub mod memory;
 pub(crate) mod tun;

@@ -1,6 +1,6 @@
 //! The outer side: the underlay socket, and the raw sockets that carry ICMP answers.
 //!
-//! [`Socket`] moves batches of datagrams. [`udp`] is the kernel's, [`memory`] one for tests without
+//! [`Socket`] moves batches of datagrams. `udp` is the kernel's, [`memory`] one for tests without
 //! privileges.
 
 pub(crate) mod answers;
