@@ -4,10 +4,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::Exit;
-use crate::cli::{EtcdOptions, Options};
+use crate::cli::{EtcdOptions, KubeOptions, Options};
 use crate::subnet::SubnetManager;
 use crate::subnet::etcd::{EtcdConfig, EtcdManager};
 use crate::subnet::file::FileManager;
+use crate::subnet::kube::{KubeConfig, KubeManager};
 use crate::subnet::term::Term;
 
 /// The registry the flags choose.
@@ -20,7 +21,9 @@ pub async fn open(options: &Options) -> Result<Arc<dyn SubnetManager>, Exit> {
         if options.lease_dir.is_some() {
             return Err(Exit::failure("--kube-subnet-mgr and --lease-dir exclude each other"));
         }
-        return Err(Exit::failure("--kube-subnet-mgr is not there yet"));
+        let config = kube_config(&options.kube).with_environment(|name| std::env::var(name).ok());
+        let manager = config.and_then(KubeManager::new).map_err(Exit::failure)?;
+        return Ok(Arc::new(manager));
     }
     match &options.lease_dir {
         Some(dir) => Ok(Arc::new(FileManager::new(dir, term))),
@@ -41,5 +44,18 @@ fn etcd_config(options: &EtcdOptions) -> EtcdConfig {
         certfile: file(&options.certfile),
         keyfile: file(&options.keyfile),
         user: user.map(|name| (name.clone(), options.password.reveal().to_owned())),
+    }
+}
+
+fn kube_config(options: &KubeOptions) -> KubeConfig {
+    let given = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+    KubeConfig {
+        api_url: given(&options.api_url),
+        kubeconfig: given(&options.kubeconfig_file).map(PathBuf::from),
+        annotation_prefix: options.annotation_prefix.clone(),
+        net_config: options.net_config_path.clone(),
+        set_node_network_unavailable: options.set_node_network_unavailable,
+        node_name: None,
+        pod: None,
     }
 }

@@ -155,6 +155,21 @@ impl Shared {
         self.api.node(name).await.map_err(|error| error.during("get", &format!("nodes ({name})")))
     }
 
+    /// As [`Shared::own_node`], for half a minute: at a node's start its API server may start, too.
+    async fn own_node_patiently(&self) -> Result<Node, SubnetError> {
+        let mut tries = 1;
+        loop {
+            match self.own_node().await {
+                Err(error) if tries < TRIES && !is_forbidden(&error) => {
+                    warn!("{error}; trying again in {RETRY_PAUSE:?}");
+                    tries += 1;
+                    tokio::time::sleep(RETRY_PAUSE).await;
+                }
+                result => return result,
+            }
+        }
+    }
+
     fn network_config(&self) -> Result<NetworkConfig, ConfigError> {
         let path = &self.config.net_config;
         let place = path.display().to_string();
@@ -288,7 +303,7 @@ impl SubnetManager for KubeManager {
     }
 
     async fn stored_public_ips(&self) -> Result<(Option<Ipv4Addr>, Option<Ipv6Addr>), SubnetError> {
-        let node = self.shared.own_node().await?;
+        let node = self.shared.own_node_patiently().await?;
         let ips = self.shared.prefix.node_public_ips(node.annotations());
         let what = format!("read the public address set for node {}", node.metadata.name);
         ips.map_err(|reason| SubnetError::Invalid { what, reason })
@@ -296,7 +311,7 @@ impl SubnetManager for KubeManager {
 
     /// What this node published in an earlier life, if readable.
     async fn own_lease(&self, _attrs: &LeaseAttrs) -> Result<Option<Lease>, SubnetError> {
-        let node = self.shared.own_node().await?;
+        let node = self.shared.own_node_patiently().await?;
         Ok(node.lease(&self.shared.prefix, true, true).ok().flatten())
     }
 
