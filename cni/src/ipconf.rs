@@ -4,7 +4,8 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use felt_hostnet::netlink::{
-    Address, AddressInfo, Family, Handle, IfIndex, Link, LinkChange, Route as KernelRoute, RouteScope,
+    Address, AddressInfo, Family, Handle, IfIndex, Link, LinkChange, Route as KernelRoute, RouteKind,
+    RouteScope,
 };
 use felt_hostnet::netns::NetNs;
 use felt_hostnet::sysctl;
@@ -100,8 +101,12 @@ pub fn configure(handle: &mut Handle, ns: &NetNs, link: &Link, result: &CniResul
     handle.link_up(link.index).with_context(|| format!("failed to set {:?} UP", link.name))?;
     trace::step(|| format!("{} has its addresses and is up", link.name));
     let gateway = |v4: bool| mine.iter().filter_map(|ip| ip.gateway).find(|gw| gw.is_ipv4() == v4);
-    if gateway(false).is_some() && dad == Dad::Run {
-        settle(handle, link)?;
+    for ip in mine.iter().filter(|ip| ip.address.addr().is_ipv6()) {
+        match dad {
+            Dad::Run if gateway(false).is_some() => settle(handle, link)?,
+            Dad::Run => {}
+            Dad::Skip => wait_until_local(handle, ip.address.addr())?,
+        }
     }
     for route in &result.routes {
         let via = route.gw.or_else(|| gateway(route.dst.addr().is_ipv4()));
@@ -126,6 +131,27 @@ fn enable_ipv6(ifname: &str) -> Result<()> {
     }
     sysctl::write(&format!("net/ipv6/conf/{ifname}/keep_addr_on_down"), "1")?;
     Ok(())
+}
+
+/// Waits until the kernel delivers packets for an IPv6 address. It makes the local route from a work
+/// queue, also without duplicate address detection, and drops what comes before.
+///
+/// # Errors
+/// Not local after five seconds, or the kernel's refusal.
+pub fn wait_until_local(handle: &mut Handle, address: IpAddr) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    let mut pause = Duration::from_micros(50);
+    loop {
+        // Before there is any route the look-up itself fails.
+        if handle.route_lookup(address, None).is_ok_and(|found| found.kind == RouteKind::Local) {
+            return Ok(());
+        }
+        if Instant::now() >= deadline {
+            return Err(Error::internal(format!("address {address} is not local after 5s")));
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(20));
+    }
 }
 
 /// Waits for duplicate address detection.

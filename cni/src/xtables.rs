@@ -311,12 +311,20 @@ impl Entry {
     }
 }
 
-/// Whether a match or target of iptables inside the rule holds these bytes.
+/// Whether a match or target of iptables inside the rule holds these bytes, or a comparison under a
+/// mask does (the newer programs write some matches as such).
 fn holds(rule: &nft::FoundRule, bytes: &[u8]) -> bool {
-    rule.exprs.iter().any(|expr| match expr {
+    let in_other = rule.exprs.iter().any(|expr| match expr {
         Expr::Other { data, .. } => data.windows(bytes.len()).any(|window| window == bytes),
         _ => false,
-    })
+    });
+    in_other
+        || rule.exprs.windows(2).any(|pair| match pair {
+            [Expr::Bitwise { mask, .. }, Expr::Cmp { value, .. }] => {
+                [mask.as_slice(), value].concat() == bytes
+            }
+            _ => false,
+        })
 }
 
 /// The chain a rule jumps to.
@@ -428,16 +436,16 @@ fn remove_by_netlink(
         }
     }
     let filled = !nft.rules(family, table, Some(chain))?.is_empty();
-    let known = filled || !batch.is_empty();
     if filled {
         batch.flush_chain(family, table, chain);
     }
-    batch.delete_chain(family, table, chain);
-    match nft.commit(batch) {
-        // An empty chain that nobody jumps to looks like none: deleting it was a guess.
-        Err(err) if err.is_not_found() && !known => Ok(()),
-        other => other,
+    // A chain without rules and without jumps to it cannot be told from none, and is never ours: it is
+    // made in one transaction with its rules. Trying to delete it would cost a grace period each time.
+    if batch.is_empty() {
+        return Ok(());
     }
+    batch.delete_chain(family, table, chain);
+    nft.commit(batch)
 }
 
 /// Whether the legacy kind has the table loaded.

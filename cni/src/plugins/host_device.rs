@@ -270,10 +270,21 @@ fn configure(
     }
     if with_ipam {
         ipconf::configure(inside, ns, link, &result, Dad::Skip)?;
-        super::announce(ns, link, &result);
+        announce(ns, link, &result);
         result.dns = call.conf.dns.clone();
     }
     Ok(result)
+}
+
+/// Tells the neighbours of the addresses: the link was up before it had them. Best effort.
+fn announce(ns: &NetNs, link: &Link, result: &CniResult) {
+    let Some(mac) = link.mac else { return };
+    let _ = ipconf::inside(ns, || {
+        for ip in &result.ips {
+            let _ = felt_hostnet::announce::announce(link.index, mac, ip.address.addr());
+        }
+        Ok(())
+    });
 }
 
 /// Gives the device back to the host under its old name, down. When the host has another link of

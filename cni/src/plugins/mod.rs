@@ -21,9 +21,8 @@ mod tuning;
 mod veth;
 mod vlan;
 
+use felt_hostnet::TolerateAbsence;
 use felt_hostnet::netlink::{Handle, Link};
-use felt_hostnet::netns::NetNs;
-use felt_hostnet::{TolerateAbsence, announce};
 
 use crate::skel::{Call, Command};
 use crate::types::error::{Error, Result};
@@ -136,17 +135,17 @@ fn required_result(call: &Call<'_>, text: &str) -> Result<CniResult> {
     call.conf.prev_result()?.ok_or_else(|| Error::internal(text))
 }
 
-/// Tells the neighbours of a new address, so that nobody keeps an old owner's MAC: once the port
-/// forwards, for what was sent before is lost. Best effort: peers ask by themselves if they must.
-fn announce(ns: &NetNs, link: &Link, result: &CniResult) {
-    let Some(mac) = link.mac else { return };
-    let _ = ipconf::inside(ns, || {
-        for ip in result.ips.iter().filter(|ip| ip.interface.is_some()) {
-            let _ = announce::announce(link.index, mac, ip.address.addr());
-        }
-        Ok(())
-    });
-    trace::step(|| "addresses announced".into());
+/// Has the kernel tell the neighbours of the addresses, so that nobody keeps an old owner's MAC.
+///
+/// The kernel announces by itself when the link goes up (`arp_notify`, `ndisc_notify`), but a bridge's
+/// port does not forward yet at that moment. It announces again when the link's MAC is set, be it to
+/// what it was. A packet socket would do as well, but closing one waits for a grace period, which is
+/// longer than the rest of an ADD. Best effort: peers ask by themselves if they must.
+fn announce_again(inside: &mut Handle, link: &Link, result: &CniResult) {
+    if let Some(mac) = link.mac.filter(|_| !result.ips.is_empty()) {
+        let _ = inside.link_set_mac(link.index, mac);
+        trace::step(|| "addresses announced".into());
+    }
 }
 
 /// A link's MAC as results write it.

@@ -122,7 +122,6 @@ fn attach(
     }
     // Until the kernel has seen its carrier the host's end drops what is sent to the container.
     ipconf::wait_until_up(host, pair.host.index)?;
-    super::announce(&ns, &pair.container, result);
     Ok(())
 }
 
@@ -162,6 +161,9 @@ fn configure_host(host: &mut Handle, index: IfIndex, gateways: &[(IpNet, IpAddr)
     for (address, gateway) in gateways {
         host.addr_add(index, &Address::new(IpNet::from(*gateway)).nodad())
             .with_context(|| format!("failed to add IP addr {gateway} to veth"))?;
+        if gateway.is_ipv6() {
+            ipconf::wait_until_local(host, *gateway)?;
+        }
         let route = Route::to(IpNet::from(address.addr())).dev(index).scope(RouteScope::Host);
         match host.route_prepend(&route) {
             Err(err) if !err.already_exists() => {

@@ -88,7 +88,6 @@ fn fill(
             })?;
         }
         ipconf::configure(inside, ns, link, &result, Dad::Skip)?;
-        super::announce(ns, link, &result);
     }
     if options.dns == DnsFrom::Config {
         result.dns = call.conf.dns.clone();

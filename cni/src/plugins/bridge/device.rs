@@ -7,6 +7,7 @@ use felt_hostnet::{MacAddr, TolerateAbsence, sysctl};
 use ipnet::IpNet;
 
 use super::conf::Conf;
+use crate::ipconf;
 use crate::plugins::veth;
 use crate::types::error::{Context, Error, Result};
 
@@ -60,7 +61,8 @@ pub(super) fn ensure_address(host: &mut Handle, link: &Link, net: IpNet, force: 
     let family = Family::of(net.addr());
     let present = host.addrs(Some(link.index), Some(family))?;
     if present.iter().any(|a| a.net == net) {
-        return Ok(());
+        // Another ADD may have put it there this very moment.
+        return if net.addr().is_ipv6() { ipconf::wait_until_local(host, net.addr()) } else { Ok(()) };
     }
     for other in present {
         let conflicts =
@@ -80,7 +82,12 @@ pub(super) fn ensure_address(host: &mut Handle, link: &Link, net: IpNet, force: 
     }
     // Usable by the next packet: nobody else can hold the gateway's address on our own bridge.
     match host.addr_add(link.index, &Address::new(net).broadcast_of_prefix().nodad()) {
-        Ok(()) => pin_mac(host, link.index),
+        Ok(()) => {
+            if net.addr().is_ipv6() {
+                ipconf::wait_until_local(host, net.addr())?;
+            }
+            pin_mac(host, link.index)
+        }
         // Another ADD was faster.
         Err(err) if err.already_exists() => Ok(()),
         Err(err) => Err(err).with_context(|| format!("could not add IP address {net} to {:?}", link.name)),

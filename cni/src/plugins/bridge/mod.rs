@@ -114,7 +114,7 @@ impl Attachment<'_> {
         if !conf.disable_container_interface {
             host_end = ipconf::wait_until_up(host, host_end.index)?;
             trace::step(|| "the port forwards".into());
-            super::announce(self.ns, &self.pair.container, &result);
+            super::announce_again(inside, &self.pair.container, &result);
         }
         result.interfaces[0].mac = mac_text(&host.link_by_index(self.bridge.index)?);
         result.interfaces[1].mac = mac_text(&host_end);
@@ -141,6 +141,7 @@ impl Attachment<'_> {
         result.dns = leased.dns;
         let gateways = choose_gateways(conf, result);
         let ifname = &self.call.env.ifname;
+        let v4_only = result.ips.iter().all(|ip| ip.address.addr().is_ipv4());
         ipconf::inside(self.ns, || {
             if conf.dad {
                 let _ = sysctl::write(&format!("net/ipv6/conf/{ifname}/enhanced_dad"), "1");
@@ -150,6 +151,9 @@ impl Attachment<'_> {
                 if conf.dad { "1" } else { "0" },
             );
             let _ = sysctl::write(&format!("net/ipv4/conf/{ifname}/arp_notify"), "1");
+            if !v4_only {
+                let _ = sysctl::write(&format!("net/ipv6/conf/{ifname}/ndisc_notify"), "1");
+            }
             Ok(())
         })?;
         let dad = if conf.dad { Dad::Run } else { Dad::Skip };
