@@ -5,7 +5,7 @@ CARGO ?= cargo
 FLAGS := --release --workspace
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test bench fmt lint unit lab doc fuzz clean
+.PHONY: help build demo test test-kube bench fmt lint unit lab doc fuzz clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -22,6 +22,10 @@ demo: ## three nodes, pods that reach each other, in under a minute after the bu
 test: ## format, lints, licences, unit, namespace, registry and plugin tests (root)
 	@scripts/install.sh test
 	@scripts/test.sh
+
+test-kube: ## the Kubernetes registry against a real kube-apiserver, where one is or can be built
+	@scripts/install.sh test
+	@scripts/test-kube.sh
 
 bench: ## criterion benches and felt-lab bench; tables and plots in target/bench/ (root)
 	@scripts/install.sh bench

@@ -1,6 +1,7 @@
 //! What the registries' tests share: running watches and keepers, and servers to run them against.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub(crate) mod apiserver;
 pub(crate) mod certs;
 pub(crate) mod etcd;
 pub(crate) mod kube_api;
