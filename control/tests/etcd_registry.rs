@@ -612,9 +612,10 @@ async fn dead_silent_and_foreign_endpoints_are_passed_over() {
         server.endpoint()
     );
     for _ in 0..4 {
+        // Less than it takes to give one up: they are tried side by side.
         let begin = Instant::now();
         acquire(&manager(&list), 1).await;
-        assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
+        assert!(begin.elapsed() < Duration::from_millis(3900), "{:?}", begin.elapsed());
     }
     let bad = format!("http://{closed},http://{foreign_addr}");
     let error = manager(&bad).list().await.unwrap_err().to_string();
