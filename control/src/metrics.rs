@@ -151,8 +151,11 @@ fn events(out: &mut String, engines: &[api::Engine]) {
     }
 }
 
+/// Picks one number of a peer.
+type Value = fn(&api::PeerTraffic) -> u64;
+
 fn per_peer(out: &mut String, peers: &[api::Peer]) {
-    let columns: [(&'static str, &str, fn(&api::PeerTraffic) -> u64); 5] = [
+    let columns: [(&'static str, &str, Value); 5] = [
         ("felt_peer_out_packets_total", "Inner packets sent to a peer.", |t| t.out_packets),
         ("felt_peer_out_bytes_total", "Bytes of inner packets sent to a peer.", |t| t.out_bytes),
         ("felt_peer_in_packets_total", "Inner packets received from a peer.", |t| t.in_packets),

@@ -327,7 +327,7 @@ mod tests {
         /// Whatever the order of events, the tables equal those built from the surviving leases alone.
         #[test]
         fn tables_equal_the_current_leases(
-            events in proptest::collection::vec((0u8..6, 1u8..4, 0u8..3, any::<bool>(), any::<bool>()), 0..60)
+            events in proptest::collection::vec((1u8..7, 1u8..4, 0u8..3, any::<bool>(), any::<bool>()), 0..60)
         ) {
             let mut table = Table::new(DUAL, 1);
             let mut fibs = [Fib::new(), Fib::new()];

@@ -66,7 +66,10 @@ impl Userspace {
             BackendKind::Vxlan(vxlan) => vxlan_specs(&context, &vxlan)?,
             BackendKind::Udp(udp) => udp_specs(&context, &udp)?,
             other => {
-                return Err(BackendError::Unsupported(format!("backend {} has no packet loop", other.name())));
+                return Err(BackendError::Unsupported(format!(
+                    "backend {} has no packet loop",
+                    other.name()
+                )));
             }
         };
         let owner = Owner {

@@ -1,2 +1,7 @@
-//! Placeholder.
-fn main() {}
+//! The operator's command.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    felt_control::command::main()
+}

@@ -317,7 +317,7 @@ impl Options {
 
     /// The renewal margin in force.
     pub fn renew_margin(&self) -> Duration {
-        self.subnet_lease_renew_margin.unwrap_or(DEFAULT_MARGIN.min(self.subnet_lease_ttl / 2))
+        self.subnet_lease_renew_margin.unwrap_or_else(|| DEFAULT_MARGIN.min(self.subnet_lease_ttl / 2))
     }
 
     /// One line with every setting, secrets blotted out.

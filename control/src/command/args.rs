@@ -56,7 +56,7 @@ pub(super) enum LeaseVerb {
     /// List all leases.
     List {
         #[command(flatten)]
-        registry: Registry,
+        registry: Box<Registry>,
     },
     /// Give a lease up, so that another node may take its subnet.
     Rm {
@@ -66,7 +66,7 @@ pub(super) enum LeaseVerb {
         #[arg(long)]
         force: bool,
         #[command(flatten)]
-        registry: Registry,
+        registry: Box<Registry>,
     },
 }
 

@@ -44,7 +44,7 @@ pub(super) fn status(status: &api::Status) -> String {
             lease
                 .expires_at
                 .as_ref()
-                .map_or("reservation".into(), |end| format!("ends {end} unless renewed")),
+                .map_or_else(|| "reservation".into(), |end| format!("ends {end} unless renewed")),
         );
         if let Some(error) = &lease.last_error {
             line("", format!("{} failed renewals: {error}", lease.failures));

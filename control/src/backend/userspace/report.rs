@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use felt_dataplane::engine::{Handle as EngineHandle, OffloadState};
 use felt_dataplane::stats::{CountersSnapshot, DirectionCounters, DropReason, EventCounters, PeerTotals};
 
+use serde_json::value::RawValue;
+
 use super::plane::{Plane, own_addresses};
 use super::{Inner, Shared};
 use crate::api;
@@ -67,10 +69,7 @@ fn offload(state: OffloadState) -> BTreeMap<String, String> {
 
 fn peer(entry: &Entry, planes: &[Plane]) -> api::Peer {
     let lease = &entry.lease;
-    let mac = |data: &Option<_>| {
-        let decode = |data: &Box<serde_json::value::RawValue>| VtepData::decode(Some(data)).ok();
-        data.as_ref().and_then(decode).map(|data| data.mac.to_string())
-    };
+    let mac = |data: Option<&RawValue>| VtepData::decode(data).ok().map(|data| data.mac.to_string());
     let vxlan = lease.attrs.backend_type == "vxlan";
     let traffic = (!entry.peers.is_empty()).then(|| {
         entry.peers.values().map(|peer| PeerTotals::of(&peer.counters)).fold(api::PeerTraffic::default(), add)
@@ -83,8 +82,8 @@ fn peer(entry: &Entry, planes: &[Plane]) -> api::Peer {
         public_ip: lease.attrs.public_ip,
         public_ipv6: lease.attrs.public_ipv6,
         backend_type: lease.attrs.backend_type.clone(),
-        vtep_mac: if vxlan { mac(&lease.attrs.backend_data) } else { None },
-        vtep_mac_v6: if vxlan { mac(&lease.attrs.backend_v6_data) } else { None },
+        vtep_mac: if vxlan { mac(lease.attrs.backend_data.as_deref()) } else { None },
+        vtep_mac_v6: if vxlan { mac(lease.attrs.backend_v6_data.as_deref()) } else { None },
         state: if entry.ignored.is_some() { api::PeerState::Ignored } else { api::PeerState::Tunnel },
         reason: entry.ignored.clone(),
         expires_at: None,
