@@ -13,9 +13,11 @@
 //! is in the host's namespace whenever a handler returns or a delegate starts.
 
 pub mod delegate;
+pub mod gc;
 pub mod install;
 pub mod ipconf;
 pub mod json;
+pub mod kubenet;
 pub mod names;
 pub mod plugins;
 pub mod skel;

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
-use felt_cni::{install, plugins, skel};
+use felt_cni::{gc, install, kubenet, plugins, skel};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().collect();
@@ -28,6 +28,8 @@ fn command(args: &[String]) -> ExitCode {
     let rest = args.get(1..).unwrap_or_default();
     let done = match args.first().map(String::as_str) {
         Some("install") => install::run(rest),
+        Some("gc") => gc::run(rest),
+        Some("kubenet") => kubenet::run(rest),
         Some("--version" | "-V" | "version") => {
             say(&format!("felt-cni {}\n", env!("CARGO_PKG_VERSION")));
             return ExitCode::SUCCESS;
@@ -62,6 +64,8 @@ fn usage() -> String {
     let names: Vec<&str> = plugins::ALL.iter().map(|p| p.name).collect();
     format!(
         "usage: felt-cni install --dir DIR [--force]   hard-link every plugin name into DIR\n       \
+         felt-cni gc [--dry-run]                 clear what dead pods left\n       \
+         felt-cni kubenet --pod-cidr CIDR        write kubenet's conflist and keep its rule\n       \
          felt-cni PLUGIN                         run PLUGIN as if called by that name\n\
          plugins: {}\n",
         names.join(" ")

@@ -155,6 +155,25 @@ pub(super) fn teardown(call: &Call<'_>) -> Result<()> {
     by_iptables.into_iter().collect()
 }
 
+/// Removes the rules of one container of a network, whatever its interfaces.
+pub(super) fn remove(family: Family, network: &str, id: &str) -> Result<()> {
+    remove_nft(|comment| is_of(comment, network, id))?;
+    xtables::remove_chain(family, "nat", &names::masquerade_chain(network, id), &["POSTROUTING"])
+}
+
+/// Whether a container of a network has rules in nftables.
+pub(super) fn has_nft_rules(network: &str, id: &str) -> bool {
+    let rules = Nft::new().and_then(|mut nft| nft.rules(nft::Family::Inet, TABLE, Some(CHECKS)));
+    rules.is_ok_and(|rules| {
+        rules.iter().any(|r| r.comment.as_ref().is_some_and(|comment| is_of(comment, network, id)))
+    })
+}
+
+fn is_of(comment: &str, network: &str, id: &str) -> bool {
+    comment.starts_with(&format!("{}-", names::nft_network(network)))
+        && comment.ends_with(&format!("id: {id}"))
+}
+
 fn remove_nft(gone: impl Fn(&str) -> bool) -> Result<()> {
     /// A rule that another process removed meanwhile makes the transaction fail: look again.
     const TRIES: usize = 4;

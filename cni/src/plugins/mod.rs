@@ -22,13 +22,13 @@ mod veth;
 mod vlan;
 
 use felt_hostnet::TolerateAbsence;
-use felt_hostnet::netlink::{Handle, Link};
+use felt_hostnet::netlink::{Family, Handle, Link};
 
 use crate::skel::{Call, Command};
 use crate::types::error::{Error, Result};
 use crate::types::result::{CniResult, Interface};
 use crate::types::version::SpecVersion;
-use crate::{delegate, ipconf, trace};
+use crate::{delegate, ipconf, names, trace};
 
 /// A plugin: its name, the versions it speaks, one handler per command.
 pub struct Plugin {
@@ -73,6 +73,49 @@ pub static ALL: &[&Plugin] = &[
 /// The plugin of this name.
 pub fn find(name: &str) -> Option<&'static Plugin> {
     ALL.iter().copied().find(|plugin| plugin.name == name)
+}
+
+/// Names of the chains and tables in which an attachment has masquerade or port map rules.
+pub fn rules_of(family: Family, network: &str, id: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    if masquerade::iptables_ids(family, network).iter().any(|other| other == id) {
+        found.push(names::masquerade_chain(network, id));
+    }
+    if portmap::containers(family, network).iter().any(|other| other == id) {
+        found.push(names::portmap_chain(network, id));
+    }
+    if portmap::has_nft_rules(family, id) {
+        found.push(format!("{family:?} rules of table cni_hostport"));
+    }
+    if family == Family::V4 && masquerade::has_nft_rules(network, id) {
+        found.push("rules of table cni_plugins_masquerade".into());
+    }
+    found
+}
+
+/// Removes these rules.
+///
+/// # Errors
+/// What the kernel or the programs refuse.
+pub fn remove_rules(family: Family, network: &str, id: &str) -> Result<()> {
+    masquerade::remove(family, network, id)?;
+    portmap::remove_of(family, network, id)
+}
+
+/// Attachments with MAC spoof rules whose host end is gone; with `remove`, the rules go.
+///
+/// # Errors
+/// What the kernel refuses.
+pub fn orphaned_spoof_rules(remove: bool) -> Result<Vec<String>> {
+    spoof::orphans(&|_| false, remove)
+}
+
+/// Takes the lock of a directory of reservations; dropping the value gives it back.
+///
+/// # Errors
+/// When the directory cannot be opened.
+pub fn lock_reservations(dir: &std::path::Path) -> Result<impl Sized + use<>> {
+    host_local::lock(dir)
 }
 
 /// Handler of a command the plugin has nothing to do for.

@@ -83,8 +83,14 @@ fn remove(attachment: &str) -> Result<()> {
 pub(super) fn gc(call: &Call<'_>) -> Result<()> {
     let valid: Vec<String> =
         call.conf.valid_attachments()?.iter().map(|(id, ifname)| format!("{id}-{ifname}")).collect();
+    orphans(&|attachment| valid.iter().any(|v| v == attachment), true).map(drop)
+}
+
+/// Attachments that `keep` does not name and whose host end is gone; with `act`, their rules go.
+pub(super) fn orphans(keep: &dyn Fn(&str) -> bool, act: bool) -> Result<Vec<String>> {
     let mut host = Handle::new()?;
-    let Ok(mut nft) = Nft::new() else { return Ok(()) };
+    let Ok(mut nft) = Nft::new() else { return Ok(Vec::new()) };
+    let mut found = Vec::new();
     for rule in nft.rules(Family::Bridge, TABLE, Some(PREROUTING))? {
         let Some(attachment) = rule.comment.as_deref().and_then(|c| c.strip_prefix("macspoofchk-")) else {
             continue;
@@ -96,9 +102,12 @@ pub(super) fn gc(call: &Call<'_>) -> Result<()> {
             _ => None,
         });
         let gone = host_end.is_some_and(|name| host.link_by_name(&name).is_err_and(|err| err.is_not_found()));
-        if gone && !valid.iter().any(|v| v == attachment) {
-            remove(attachment)?;
+        if gone && !keep(attachment) {
+            found.push(attachment.to_owned());
+            if act {
+                remove(attachment)?;
+            }
         }
     }
-    Ok(())
+    Ok(found)
 }

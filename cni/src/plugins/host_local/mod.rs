@@ -32,6 +32,11 @@ pub(super) static PLUGIN: Plugin = Plugin {
     may_have_no_address: false,
 };
 
+/// Takes the lock of a directory of reservations; dropping the value gives it back.
+pub(super) fn lock(dir: &std::path::Path) -> Result<impl Sized + use<>> {
+    Store::open(dir)
+}
+
 fn add(call: &Call<'_>) -> Result<CniResult> {
     let config = Config::load(call)?;
     let dns = match &config.resolv_conf {

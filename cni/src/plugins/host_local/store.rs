@@ -97,6 +97,10 @@ impl Store {
                     continue;
                 }
                 let path = entry.path();
+                if is_abandoned(&path) {
+                    remove(&path)?;
+                    continue;
+                }
                 let len = match File::open(&path).and_then(|mut file| file.read(&mut buffer)) {
                     Ok(len) => len,
                     Err(err) if err.kind() == ErrorKind::NotFound => continue,
@@ -217,6 +221,15 @@ const TEMPORARY: &str = ".felt-";
 fn is_temporary(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(TEMPORARY))
         && path.extension().is_some_and(|ext| ext == "new")
+}
+
+/// Whether the file is a ticket of a process that does not run any more: it was killed before it
+/// could tidy up.
+fn is_abandoned(path: &Path) -> bool {
+    let pid = || -> Option<u32> {
+        path.file_name()?.to_str()?.strip_prefix(TEMPORARY)?.split('-').next()?.parse().ok()
+    };
+    is_temporary(path) && pid().is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists())
 }
 
 impl<'a> Ticket<'a> {

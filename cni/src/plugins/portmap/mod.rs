@@ -137,6 +137,22 @@ fn remove(call: &Call<'_>, conf: &Conf) -> Result<()> {
     outcomes.into_iter().collect()
 }
 
+/// Containers of a network that have port maps in iptables.
+pub(super) fn containers(family: Family, network: &str) -> Vec<String> {
+    iptables::containers(family, network)
+}
+
+/// Removes the port maps of one container of a network.
+pub(super) fn remove_of(family: Family, network: &str, id: &str) -> Result<()> {
+    iptables::remove(family, network, id)?;
+    nftables::remove(family, |other| other == id)
+}
+
+/// Whether a container has port maps in nftables.
+pub(super) fn has_nft_rules(family: Family, id: &str) -> bool {
+    nftables::has(family, id)
+}
+
 fn check(call: &Call<'_>) -> Result<()> {
     let conf = Conf::load(call)?;
     let result =

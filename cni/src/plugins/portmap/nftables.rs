@@ -151,6 +151,12 @@ pub(super) fn check(call: &Call<'_>, conf: &Conf, address: IpNet) -> Result<()> 
     Ok(())
 }
 
+/// Whether a container has rules.
+pub(super) fn has(family: Family, id: &str) -> bool {
+    let rules = Nft::new().and_then(|mut nft| nft.rules(nft_family(family), TABLE, None));
+    rules.is_ok_and(|rules| rules.iter().any(|r| r.comment.as_deref() == Some(id)))
+}
+
 /// Removes the rules of containers that `gone` names.
 pub(super) fn remove(family: Family, gone: impl Fn(&str) -> bool) -> Result<()> {
     /// A rule that another process removed meanwhile makes the transaction fail: look again.
