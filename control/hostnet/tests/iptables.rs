@@ -69,6 +69,30 @@ fn wanted_state_is_reached_once_and_then_left_alone() {
         let state = tool.save("nat").unwrap();
         assert!(state.rules("FELT-T").is_none());
         assert!(state.chains.iter().all(|(_, rules)| rules.is_empty()), "{state:?}");
+        if tool.variant() == Variant::Nft {
+            assert_eq!(run("nft list ruleset").trim(), "", "a table stays that only we used");
+        }
+    });
+}
+
+#[test]
+fn tables_of_others_stay() {
+    in_new_netns(|| {
+        let tool = Iptables::find_variant(Family::V4, OsStr::new(PATH), Some(Variant::Nft)).unwrap();
+        for others in ["-A INPUT -s 192.0.2.1/32 -j ACCEPT", "-P OUTPUT DROP", "-N SOMEONE"] {
+            tool.ensure(&Wanted {
+                table: "filter".into(),
+                chains: vec![("FELT-T".into(), vec![Rule::parse("-s 10.5.0.0/16 -j ACCEPT")])],
+                jumps: vec![("FORWARD".into(), Rule::parse("-j FELT-T"), Position::Last)],
+            })
+            .unwrap();
+            run(&format!("iptables-nft {others}"));
+            assert!(tool.remove_chains("filter", &["FELT-T"]).unwrap());
+            let left = run("iptables-nft -S");
+            assert!(left.lines().any(|line| line == others), "{others}: {left}");
+            assert!(!left.contains("FELT-T"));
+            run("nft flush ruleset");
+        }
     });
 }
 

@@ -19,6 +19,7 @@ pub use state::{Position, Rule, TableState, Wanted};
 
 use crate::Error;
 use crate::netlink::Family;
+use crate::nft::{self, Batch, Nft};
 
 /// Exit code of the programs when another holds the lock or the kernel was busy (`RESOURCE_PROBLEM`
 /// of xtables.h).
@@ -212,7 +213,34 @@ impl Iptables {
         if !self.has_table(table) {
             return Ok(false);
         }
-        self.settle(&[table], |found| found[0].removal(chains).unwrap_or_default())
+        let removed = self.settle(&[table], |found| found[0].removal(chains).unwrap_or_default())?;
+        if removed && self.variant == Variant::Nft {
+            // Best effort: an empty table does no harm.
+            let _ = self.drop_unused(table);
+        }
+        Ok(removed)
+    }
+
+    /// Removes the table that the nf_tables variant made for our rules, if nobody else uses it: it has
+    /// built-in chains alone, without a rule and with the policy to accept.
+    fn drop_unused(&self, table: &str) -> Result<(), Error> {
+        const BUILT_IN: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"];
+        let family = match self.family {
+            Family::V4 => nft::Family::Ip,
+            Family::V6 => nft::Family::Ip6,
+        };
+        let mut nft = Nft::new()?;
+        let chains = nft.chains(family, table)?;
+        let untouched = chains.iter().all(|chain| {
+            BUILT_IN.contains(&chain.name.as_str()) && chain.base.as_ref().is_some_and(|base| base.accept)
+        });
+        if !untouched {
+            return Ok(());
+        }
+        let mut batch = Batch::new();
+        // The kernel refuses it as a whole if a rule has come meanwhile.
+        batch.delete_table_if_unused(family, table, &chains);
+        nft.commit(batch)
     }
 
     /// Whether a table can hold anything. Reading a table of the old interface makes it, which a look

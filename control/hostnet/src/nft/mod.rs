@@ -49,6 +49,8 @@ const NFNL_SUBSYS_NFTABLES: u16 = 10;
 const NFNL_MSG_BATCH_BEGIN: u16 = 0x10;
 const NFNL_MSG_BATCH_END: u16 = 0x11;
 const NLMSG_ERROR: u16 = 2;
+/// A deletion does not take along what is inside.
+const NLM_F_NONREC: u16 = 0x100;
 
 // NFT_MSG_* of linux/netfilter/nf_tables.h.
 const NEWTABLE: u16 = 0;
@@ -290,6 +292,21 @@ impl Batch {
         self.push(DELCHAIN, 0, family, format!("delete chain {family} {table} {chain}"), |w| {
             w.string(CHAIN_TABLE, table);
             w.string(CHAIN_NAME, chain);
+        });
+    }
+
+    /// Deletes an existing table with these chains if none of them holds a rule and nothing else is in
+    /// the table; else the whole batch is refused with EBUSY.
+    pub fn delete_table_if_unused(&mut self, family: Family, table: &str, chains: &[Chain]) {
+        for chain in chains {
+            let what = format!("delete chain {family} {table} {}", chain.name);
+            self.push(DELCHAIN, NLM_F_NONREC, family, what, |w| {
+                w.string(CHAIN_TABLE, table);
+                w.string(CHAIN_NAME, &chain.name);
+            });
+        }
+        self.push(DELTABLE, NLM_F_NONREC, family, format!("delete table {family} {table}"), |w| {
+            w.string(TABLE_NAME, table);
         });
     }
 
