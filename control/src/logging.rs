@@ -1,7 +1,8 @@
 //! Log lines on standard error: klog's header form or one JSON object a line.
 //!
 //! Levels follow klog: errors, warnings and information always show, `debug!` shows from `-v=1` and `trace!` from
-//! `-v=4`; `-vmodule` raises that for single source files. Lines of other crates show from `-v=6`, their warnings always.
+//! `-v=4`; `-vmodule` raises that for single source files. Lines of other crates show from `-v=6`, their warnings
+//! always, but those of a client whose failures are reported by its caller.
 //!
 //! A warning or error that repeats word for word is written once a [`REPEAT_WINDOW`]; the next line that gets through
 //! says how many were left out. So a dead registry or peer cannot flood a disk.
@@ -20,6 +21,9 @@ use crate::cli::LogFormat;
 
 /// How long an unchanged warning or error stays quiet.
 pub const REPEAT_WINDOW: Duration = Duration::from_secs(30);
+
+/// The Kubernetes client logs every failed request as an error. The registry says it once, with what it was for.
+const REPORTED_ELSEWHERE: &str = "kube_client";
 
 /// Most different lines remembered; beyond it the oldest knowledge is dropped and lines simply show.
 const REMEMBERED: usize = 256;
@@ -55,7 +59,8 @@ struct LineLayer<W> {
 
 impl<W> LineLayer<W> {
     fn shows(&self, meta: &Metadata<'_>) -> bool {
-        if *meta.level() <= Level::WARN {
+        let reported = meta.target().starts_with(REPORTED_ELSEWHERE);
+        if *meta.level() <= Level::WARN && !reported {
             return true;
         }
         let ours = meta.target().starts_with("felt");
@@ -282,6 +287,10 @@ mod tests {
         assert_eq!(capture(LogFormat::Klog, 9, &[("logging", 0)], work).len(), 1);
         assert_eq!(capture(LogFormat::Klog, 9, &[], || tracing::info!(target: "hyper", "x")).len(), 1);
         assert_eq!(capture(LogFormat::Klog, 5, &[], || tracing::info!(target: "hyper", "x")).len(), 0);
+        assert_eq!(capture(LogFormat::Klog, 0, &[], || tracing::error!(target: "hyper", "x")).len(), 1);
+        let reported = || tracing::error!(target: "kube_client::client::builder", "x");
+        assert_eq!(capture(LogFormat::Klog, 0, &[], reported).len(), 0);
+        assert_eq!(capture(LogFormat::Klog, 6, &[], reported).len(), 1);
     }
 
     #[test]
