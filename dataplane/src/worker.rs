@@ -22,8 +22,9 @@ use crate::table::Table;
 /// Looks at an empty queue after a batch, giving others the core in between, before a thread sleeps: while
 /// traffic flows, going to sleep and being woken costs more than anything else on small machines.
 ///
-/// PERF: TCP over two cores gains a tenth with 3 to 8 of them and loses with 20 (docs/performance.md).
-const LOOKS: u32 = 4;
+/// PERF: TCP over two cores gains a tenth to a fifth with 4 to 16 of them and loses that again with 48; request and
+/// response gain up to a third with 16 (docs/performance.md).
+const LOOKS: u32 = 16;
 
 /// How long a thread leaves a descriptor alone that gives errors.
 const ERROR_PAUSE: Duration = Duration::from_millis(100);
