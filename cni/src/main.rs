@@ -19,8 +19,11 @@ fn base_name(path: &str) -> String {
     Path::new(path).file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-fn plugin_main(plugin: &'static plugins::Plugin, _args: &[String]) -> ExitCode {
-    skel::main(plugin)
+fn plugin_main(plugin: &'static plugins::Plugin, args: &[String]) -> ExitCode {
+    match args.first() {
+        Some(word) if plugin.name == "dhcp" && word == "daemon" => plugins::dhcp_daemon(&args[1..]),
+        _ => skel::main(plugin),
+    }
 }
 
 /// `felt-cni` called by its own name.

@@ -2,6 +2,7 @@
 
 mod bandwidth;
 mod bridge;
+mod dhcp;
 mod dummy;
 mod firewall;
 mod flannel;
@@ -54,6 +55,7 @@ pub struct Plugin {
 pub static ALL: &[&Plugin] = &[
     &bandwidth::PLUGIN,
     &bridge::PLUGIN,
+    &dhcp::PLUGIN,
     &dummy::PLUGIN,
     &firewall::PLUGIN,
     &flannel::PLUGIN,
@@ -73,6 +75,11 @@ pub static ALL: &[&Plugin] = &[
 /// The plugin of this name.
 pub fn find(name: &str) -> Option<&'static Plugin> {
     ALL.iter().copied().find(|plugin| plugin.name == name)
+}
+
+/// Runs `dhcp daemon`.
+pub fn dhcp_daemon(args: &[String]) -> std::process::ExitCode {
+    dhcp::daemon_main(args)
 }
 
 /// Names of the chains and tables in which an attachment has masquerade or port map rules.

@@ -52,6 +52,8 @@ mod mac;
 pub mod netlink;
 pub mod netns;
 pub mod nft;
+pub mod packet;
+pub mod signals;
 pub mod subnet_env;
 mod sys;
 pub mod sysctl;

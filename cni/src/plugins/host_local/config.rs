@@ -146,7 +146,7 @@ fn parse_block(text: &str) -> Result<IpNet> {
 }
 
 /// Go's duration text: `90s`, `1h30m`, `1.5m`, `250ms`.
-fn parse_duration(text: &str) -> Option<Duration> {
+pub(in crate::plugins) fn parse_duration(text: &str) -> Option<Duration> {
     if text == "0" {
         return Some(Duration::ZERO);
     }

@@ -21,6 +21,8 @@ use alloc::Allocator;
 use config::Config;
 use store::Store;
 
+pub(super) use config::parse_duration;
+
 pub(super) static PLUGIN: Plugin = Plugin {
     name: "host-local",
     versions: SpecVersion::ALL,

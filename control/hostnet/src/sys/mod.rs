@@ -5,7 +5,7 @@
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -95,11 +95,20 @@ pub(crate) fn set_send_buffer(fd: BorrowedFd<'_>, bytes: usize) {
 /// Sends one packet of an Ethernet protocol out of a link, through a packet socket that receives
 /// nothing (protocol 0).
 pub(crate) fn send_frame(ifindex: u32, ethertype: u16, to: [u8; 6], packet: &[u8]) -> io::Result<()> {
+    let socket = open_packet_socket()?;
+    send_packet(socket.as_fd(), ifindex, ethertype, to, packet)
+}
+
+/// socket(2) for packets without their Ethernet header, receiving nothing yet.
+fn open_packet_socket() -> io::Result<OwnedFd> {
     // SAFETY: no memory is passed.
     let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
     check(fd)?;
     // SAFETY: the call succeeded, so `fd` is open and nobody else owns it.
-    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn packet_address(ifindex: u32, ethertype: u16, to: [u8; 6]) -> io::Result<libc::sockaddr_ll> {
     // SAFETY: an all-zero sockaddr_ll is a valid value of that plain struct of integers.
     let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     address.sll_family = libc::AF_PACKET as libc::c_ushort;
@@ -108,6 +117,33 @@ pub(crate) fn send_frame(ifindex: u32, ethertype: u16, to: [u8; 6], packet: &[u8
         libc::c_int::try_from(ifindex).map_err(|_| io::Error::from_raw_os_error(libc::ENODEV))?;
     address.sll_halen = 6;
     address.sll_addr[..6].copy_from_slice(&to);
+    Ok(address)
+}
+
+/// socket(2) and bind(2) for packets of an Ethernet protocol on one link.
+pub(crate) fn packet_socket(ifindex: u32, ethertype: u16) -> io::Result<OwnedFd> {
+    let socket = open_packet_socket()?;
+    let address = packet_address(ifindex, ethertype, [0; 6])?;
+    // SAFETY: `address` is readable for the length of its type.
+    check(unsafe {
+        libc::bind(
+            socket.as_raw_fd(),
+            std::ptr::from_ref(&address).cast(),
+            size_of::<libc::sockaddr_ll>() as libc::socklen_t,
+        )
+    })?;
+    Ok(socket)
+}
+
+/// sendto(2) on a packet socket.
+pub(crate) fn send_packet(
+    socket: BorrowedFd<'_>,
+    ifindex: u32,
+    ethertype: u16,
+    to: [u8; 6],
+    packet: &[u8],
+) -> io::Result<()> {
+    let address = packet_address(ifindex, ethertype, to)?;
     // SAFETY: `packet` is readable for its length, `address` for the length of its type.
     let sent = unsafe {
         libc::sendto(
@@ -120,4 +156,35 @@ pub(crate) fn send_frame(ifindex: u32, ethertype: u16, to: [u8; 6], packet: &[u8
         )
     };
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+fn signal_set(signals: &[libc::c_int]) -> libc::sigset_t {
+    // SAFETY: an all-zero sigset_t is a valid (empty) value of that plain struct of integers.
+    let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
+    for signal in signals {
+        // SAFETY: `set` is initialised and writable.
+        unsafe { libc::sigaddset(&mut set, *signal) };
+    }
+    set
+}
+
+/// pthread_sigmask(3): the calling thread, and threads made by it, no longer take the signals.
+pub(crate) fn block_signals(signals: &[libc::c_int]) -> io::Result<()> {
+    let set = signal_set(signals);
+    // SAFETY: `set` is readable; the old mask is not asked for.
+    match unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) } {
+        0 => Ok(()),
+        errno => Err(io::Error::from_raw_os_error(errno)),
+    }
+}
+
+/// sigwait(3) for one of the signals, which must be blocked.
+pub(crate) fn wait_for_signal(signals: &[libc::c_int]) -> io::Result<()> {
+    let set = signal_set(signals);
+    let mut arrived = 0;
+    // SAFETY: `set` is readable and `arrived` writable.
+    match unsafe { libc::sigwait(&set, &mut arrived) } {
+        0 => Ok(()),
+        errno => Err(io::Error::from_raw_os_error(errno)),
+    }
 }
