@@ -144,6 +144,19 @@ impl Frame {
     }
 }
 
+/// The inner packets' lengths of a tunnel datagram's payload. A virtual link carries segmented sends unsegmented, so
+/// one captured frame may hold many datagrams, each with its `header` bytes (22 for VXLAN and Ethernet, 0 for udp) in
+/// front of a whole inner packet. `None` = the payload is something else (or was cut by the snap length).
+pub fn inner_lengths(mut payload: &[u8], header: usize) -> Option<Vec<usize>> {
+    let mut lengths = Vec::new();
+    while !payload.is_empty() {
+        let inner = ip(payload.get(header..)?)?.total_length;
+        lengths.push(inner);
+        payload = payload.get(header + inner..)?;
+    }
+    Some(lengths)
+}
+
 /// Takes an IP packet apart.
 pub fn ip(b: &[u8]) -> Option<Packet<'_>> {
     match b.first()? >> 4 {
@@ -274,6 +287,17 @@ mod tests {
         let (vni, inner) = frame.vxlan(8472).expect("VXLAN");
         assert_eq!((vni, inner.length, inner.ethertype()), (5, 14, 0x0800));
         assert!(frame.vxlan(4789).is_none());
+    }
+
+    #[test]
+    fn datagrams_sent_in_one_go_are_counted_singly() {
+        let inner =
+            [&[0x45, 0, 0, 28, 0, 1, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2][..], &[0; 8]].concat();
+        let one = [&[0_u8; 22][..], &inner].concat();
+        let three = [one.clone(), one.clone(), one.clone()].concat();
+        assert_eq!(inner_lengths(&three, 22), Some(vec![28; 3]));
+        assert_eq!(inner_lengths(&inner, 0), Some(vec![28]));
+        assert_eq!(inner_lengths(&three[..three.len() - 1], 22), None, "cut");
     }
 
     #[test]

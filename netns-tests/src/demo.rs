@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::capture::{Capture, UDP};
+use crate::capture::{Capture, UDP, inner_lengths};
 use crate::cmd;
 use crate::daemon;
 use crate::kernel_node;
@@ -198,7 +198,7 @@ impl Demo {
     fn reach(&mut self, lab: &mut Lab) -> Result<()> {
         let backend = lab.spec.backend;
         let file = lab.dir.join("underlay.pcap");
-        let capture = Capture::start(&lab.underlay, "ul0", 256, "", &file)?;
+        let capture = Capture::start(&lab.underlay, "ul0", 65_535, "", &file)?;
         let before = counters(lab)?;
         self.mesh(lab)?;
 
@@ -220,14 +220,17 @@ impl Demo {
             let (Some(from), Some(to)) = (nodes.get(&packet.source), nodes.get(&packet.destination)) else {
                 continue;
             };
-            let ours = match backend {
-                Backend::Vxlan => frame.vxlan(backend.port()).is_some_and(|(vni, _)| vni == 1),
-                Backend::Udp => packet.protocol == UDP && packet.ports.is_some_and(|p| p.1 == backend.port()),
+            let header = match backend {
+                Backend::Vxlan => frame.vxlan(backend.port()).filter(|(vni, _)| *vni == 1).map(|_| 22),
+                Backend::Udp => (packet.protocol == UDP
+                    && packet.ports.is_some_and(|p| p.1 == backend.port()))
+                .then_some(0),
             };
-            if ours {
-                tunnel += 1;
-                *sent.entry(from).or_default() += 1;
-                *received.entry(to).or_default() += 1;
+            if let Some(inner) = header.and_then(|h| inner_lengths(packet.payload, h)) {
+                let count = inner.len() as u64;
+                tunnel += count;
+                *sent.entry(from).or_default() += count;
+                *received.entry(to).or_default() += count;
             } else {
                 foreign.push(format!("{packet:?}"));
             }
@@ -238,7 +241,7 @@ impl Demo {
         };
         let detail = match foreign.first() {
             Some(f) => format!("{} others, first {f}", foreign.len()),
-            None => format!("{tunnel} packets captured"),
+            None => format!("{tunnel} packets in {} frames", frames.len()),
         };
         self.check(what, foreign.is_empty() && tunnel > 0, detail);
 

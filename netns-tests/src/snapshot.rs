@@ -60,14 +60,20 @@ impl Snapshot {
             let parsed: Value = serde_json::from_str(&text).context("nft -j")?;
             let lines =
                 parsed["nftables"].as_array().into_iter().flatten().filter(|v| v.get("metainfo").is_none());
-            s.lines("nft", lines.map(|v| strip(v.clone()).to_string()));
+            s.lines("nft", lines.filter(|v| !is_iptables_frame(v)).map(|v| strip(v.clone()).to_string()));
         }
         for (section, tool) in [("iptables", "iptables-save"), ("ip6tables", "ip6tables-save")] {
             if cmd::have(tool)
                 && let Ok(text) = run(scope, tool, &[])
             {
-                // Comments carry dates, chain lines carry counters.
-                let lines = text.lines().filter(|l| !l.starts_with('#'));
+                // Comments carry dates, chain lines carry counters. Tables and accepting built-in chains are there as
+                // soon as anybody has called iptables once, and say nothing.
+                let idle = |l: &str| {
+                    l.starts_with(['#', '*'])
+                        || l == "COMMIT"
+                        || (l.starts_with(':') && l.contains(" ACCEPT"))
+                };
+                let lines = text.lines().filter(|l| !idle(l));
                 s.lines(section, lines.map(|l| l.split(" [").next().unwrap_or(l).to_owned()));
             }
         }
@@ -138,6 +144,20 @@ fn run(scope: Scope<'_>, program: &str, args: &[&str]) -> Result<String> {
     };
     c.args(args);
     cmd::run(c)
+}
+
+/// The tables and accepting base chains that the iptables program makes in nftables when it is first called, by
+/// whomever. Rules and further chains in them do count.
+fn is_iptables_frame(v: &Value) -> bool {
+    const TABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
+    let ours = |o: &Value, name: &str| {
+        (o["family"] == "ip" || o["family"] == "ip6") && o[name].as_str().is_some_and(|t| TABLES.contains(&t))
+    };
+    match (v.get("table"), v.get("chain")) {
+        (Some(table), _) => ours(table, "name"),
+        (_, Some(chain)) => ours(chain, "table") && chain["policy"] == "accept",
+        _ => false,
+    }
 }
 
 /// Removes what changes by itself.
