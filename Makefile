@@ -27,6 +27,11 @@ test-kube: ## the Kubernetes registry against a real kube-apiserver, where one i
 	@scripts/install.sh test
 	@scripts/test-kube.sh
 
+test-long: ## ten million hostile datagrams instead of one (root, minutes)
+	@scripts/install.sh test
+	$(CARGO) build $(FLAGS) --bins
+	FELT_HOSTILE=5000000 $(CARGO) test --release -p felt-netns-tests --test hostile
+
 bench: ## criterion benches and felt-lab bench; tables and plots in target/bench/ (root)
 	@scripts/install.sh bench
 	@scripts/bench.sh

@@ -1,6 +1,7 @@
 //! A node's `feltd` as a process: start, readiness, signals, and what it costs.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
@@ -23,6 +24,8 @@ pub struct Daemon {
     log: PathBuf,
     started: Instant,
     ready_after: Option<Duration>,
+    /// The file of an earlier run, by inode and time: each run renames a new one into place.
+    earlier: Option<(u64, i64, i64)>,
 }
 
 impl Daemon {
@@ -34,10 +37,17 @@ impl Daemon {
     pub fn start(place: &Place, args: &[String], log: &Path) -> Result<Daemon> {
         let mut command = place.command(&format!("{NODE_BIN}/feltd"));
         command.args(args);
-        // The file's age tells the old run's from the new one's.
+        let earlier = identity(&place.path(SUBNET_ENV));
         let started = Instant::now();
         let process = place.spawn(command, log)?;
-        Ok(Daemon { place: place.clone(), process, log: log.to_path_buf(), started, ready_after: None })
+        Ok(Daemon {
+            place: place.clone(),
+            process,
+            log: log.to_path_buf(),
+            started,
+            ready_after: None,
+            earlier,
+        })
     }
 
     /// Waits until the daemon has written subnet.env.
@@ -46,16 +56,10 @@ impl Daemon {
     /// When it ends before, or at the deadline; with the end of its log.
     pub fn wait_ready(&mut self, deadline: Duration) -> Result<()> {
         let file = self.place.path(SUBNET_ENV);
-        let begun = std::time::SystemTime::now() - self.started.elapsed();
-        // Files carry the coarse clock of the last tick (4 ms at 250 Hz, 10 ms at 100 Hz).
-        let earliest = begun - Duration::from_millis(12);
-        let written = || {
-            let meta = fs::metadata(&file).ok()?;
-            (meta.modified().ok()? >= earliest).then_some(())
-        };
         let end = self.started + deadline;
         loop {
-            if written().is_some() {
+            let now = identity(&file);
+            if now.is_some() && now != self.earlier {
                 self.ready_after = Some(self.started.elapsed());
                 return Ok(());
             }
@@ -176,6 +180,12 @@ pub fn peak_memory(pid: u32) -> Result<u64> {
     let line = text.lines().find_map(|l| l.strip_prefix("VmHWM:")).context("no VmHWM")?;
     let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().context("VmHWM is no number")?;
     Ok(kib * 1024)
+}
+
+/// Inode and modification time of a file.
+fn identity(file: &Path) -> Option<(u64, i64, i64)> {
+    let meta = fs::metadata(file).ok()?;
+    Some((meta.ino(), meta.mtime(), meta.mtime_nsec()))
 }
 
 /// CPU time of a process, from its scheduler statistics (nanoseconds; `/proc/PID/stat` has only ticks).

@@ -540,8 +540,9 @@ fn counters(lab: &Lab) -> Result<BTreeMap<String, (u64, u64)>> {
     for node in lab.nodes.iter().filter(|n| n.kind == NodeKind::Felt) {
         let answer = admin(&node.place, "/v1/counters")?;
         let engines = answer["engines"].as_array().context("no engines in the answer")?;
-        let sum = |way: &str| engines.iter().filter_map(|e| e[way]["packets"].as_u64()).sum();
-        all.insert(node.name.clone(), (sum("outbound"), sum("inbound")));
+        let sum = |way: &str, what: &str| engines.iter().filter_map(|e| e[way][what].as_u64()).sum();
+        // What was sent, and what came in, be it handed on or answered (a traceroute's expired packet).
+        all.insert(node.name.clone(), (sum("outbound", "packets"), sum("inbound", "received_packets")));
     }
     Ok(all)
 }
