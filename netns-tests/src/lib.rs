@@ -14,7 +14,7 @@
 //! | [`snapshot`] | is anything left behind |
 //! | [`vm`] | another kernel, in emulation |
 //! | [`demo`] | the seven steps of `felt-lab demo` |
-//! | [`bench`] | `felt-lab bench` |
+//! | [`mod@bench`] | `felt-lab bench` |
 //!
 //! The crate shares no code with the daemon, the data plane or the plugins: it runs their programs and asks the kernel
 //! with the system's own tools what came of it.

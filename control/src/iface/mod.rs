@@ -1,7 +1,7 @@
 //! The external interface: which link and addresses of this machine carry the tunnel.
 //!
 //! [`select`] is a pure function of the flags and of a [`Machine`], a picture of links, addresses and default routes taken
-//! by [`machine`]. The rules are flannel's (`main.go`, `pkg/ipmatch/match.go`): the first option that matches wins, and
+//! by `machine`. The rules are flannel's (`main.go`, `pkg/ipmatch/match.go`): the first option that matches wins, and
 //! the address that matched is the one used.
 
 mod machine;
