@@ -28,8 +28,10 @@ fn sigterm_ends_with_code_zero_and_keeps_the_lease() {
     for backend in [Backend::Vxlan, Backend::Udp] {
         let mut lab = up(Spec::new("t-restart", 2).backend(backend).pods(1));
         let before = check::lease(&lab, 1);
-        let status = ok(lab.nodes[1].daemon.take().expect("a daemon").stop());
-        assert_eq!(status.code(), Some(0), "{backend:?}");
+        let mut daemon = lab.nodes[1].daemon.take().expect("a daemon");
+        daemon.signal("TERM");
+        let status = ok(daemon.wait_end(SOON));
+        assert_eq!(status.code(), Some(0), "{backend:?}: {}", daemon.log_tail(15));
         assert_eq!(check::lease(&lab, 1), before, "the lease stays");
         ok(lab.start_node(1));
         assert_eq!(check::lease(&lab, 1), before);
