@@ -122,6 +122,8 @@ impl Running {
     /// Waits for the end and leaves in order: watch and lease first, packets last.
     pub(super) async fn until_cancelled(mut self, cancel: &CancellationToken) -> Result<(), Exit> {
         let result = tokio::select! {
+            // First: after a signal the lease's keeper and the backend's thread end too, perhaps sooner than this looks.
+            biased;
             () = cancel.cancelled() => Ok(()),
             kept = &mut self.keeper => match kept {
                 Ok(Ok(())) => Ok(()),
