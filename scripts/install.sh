@@ -10,7 +10,7 @@ set -eu
 want=${1:?which set: build, demo or test}
 
 # package:what proves that it is there (a program, or a path)
-build='protobuf-compiler:protoc gcc:cc libc6-dev:/usr/include/stdio.h'
+build='protobuf-compiler:protoc libprotobuf-dev:/usr/include/google/protobuf/descriptor.proto gcc:cc libc6-dev:/usr/include/stdio.h'
 demo="$build iproute2:ip iptables:iptables nftables:nft iputils-ping:ping traceroute:traceroute tcpdump:tcpdump
  ethtool:ethtool kmod:modprobe procps:ps util-linux:nsenter"
 test="$demo etcd-server:etcd etcd-client:etcdctl iperf3:iperf3 conntrack:conntrack g++:c++ openssl:openssl
