@@ -5,7 +5,7 @@ CARGO ?= cargo
 FLAGS := --release --workspace
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-kube bench fmt lint unit lab doc fuzz clean
+.PHONY: help build demo test test-kube test-reference bench fmt lint unit lab doc fuzz clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -26,6 +26,10 @@ test: ## format, lints, licences, unit, namespace, registry and plugin tests (ro
 test-kube: ## the Kubernetes registry against a real kube-apiserver, where one is or can be built
 	@scripts/install.sh test
 	@scripts/test-kube.sh
+
+test-reference: ## the plugins beside the reference's release 1.9.1, built with a Go toolchain (root)
+	@scripts/install.sh test
+	@scripts/test-reference.sh
 
 test-long: ## ten million hostile datagrams instead of one (root, minutes)
 	@scripts/install.sh test

@@ -344,14 +344,21 @@ impl<'a> Fields<'a> {
         self.object.get_folded(key)
     }
 
-    /// Go's text for a member of the wrong type.
+    /// Go's text for a member of the wrong type, after what the plugin that reads such a struct says first.
     pub fn mismatch(&self, key: &str, value: &Value, want: &str) -> Error {
         let kind = match value {
             Value::Number(n) if want != "string" && want != "bool" => format!("number {n}"),
             other => other.kind(),
         };
+        let load = match self.of {
+            "NetConf" | "TuningConf" | "FirewallNetConf" => "failed to load netconf: ",
+            "PluginConf" | "PluginConf.BandwidthEntry" | "PortMapConf" => {
+                "failed to parse network configuration: "
+            }
+            _ => "",
+        };
         Error::internal(format!(
-            "json: cannot unmarshal {kind} into Go struct field {}.{key} of type {want}",
+            "{load}json: cannot unmarshal {kind} into Go struct field {}.{key} of type {want}",
             self.of
         ))
     }
@@ -425,10 +432,18 @@ impl<'a> Fields<'a> {
     /// # Errors
     /// When it is of another type.
     pub fn array(&self, key: &str) -> Result<&'a [Value], Error> {
+        self.array_of(key, "interface {}")
+    }
+
+    /// An array member whose items are of Go's type `of`, empty when absent.
+    ///
+    /// # Errors
+    /// When it is of another type.
+    pub fn array_of(&self, key: &str, of: &str) -> Result<&'a [Value], Error> {
         match self.raw(key) {
             None => Ok(&[]),
             Some(Value::Array(items)) => Ok(items),
-            Some(other) => Err(self.mismatch(key, other, "[]interface {}")),
+            Some(other) => Err(self.mismatch(key, other, &format!("[]{of}"))),
         }
     }
 
@@ -486,7 +501,7 @@ mod tests {
         let f = Fields::of("NetConf", &v).unwrap();
         assert_eq!(
             f.int("mtu").unwrap_err().msg,
-            "json: cannot unmarshal string into Go struct field NetConf.mtu of type int"
+            "failed to load netconf: json: cannot unmarshal string into Go struct field NetConf.mtu of type int"
         );
         assert!(f.bool("b").is_err());
         assert!(f.string("s").unwrap_err().msg.contains("cannot unmarshal number into"));

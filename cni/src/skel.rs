@@ -241,6 +241,9 @@ pub fn serve(plugin: &Plugin, env: &Env, stdin: &mut dyn Read) -> Result<Reply> 
     dispatch(plugin, env, &bytes).map(Reply::Done)
 }
 
+/// The struct without a name that the reference reads the network's name into.
+const NAME_STRUCT: &str = "struct { Name string \"json:\\\"name\\\"\" }";
+
 /// One call whose input was read: the path of in-process delegates.
 ///
 /// # Errors
@@ -249,9 +252,9 @@ pub fn dispatch(plugin: &Plugin, env: &Env, stdin: &[u8]) -> Result<Option<Value
     let decoding =
         |err: String| Error::new(code::DECODING, format!("error unmarshall network config: {err}"), "");
     let value = Value::parse(stdin).map_err(decoding)?;
-    let name = Fields::of("types.NetConf", &value)
-        .and_then(|f| f.string_or_empty("name"))
-        .map_err(|err| decoding(err.msg))?;
+    let name = Fields::of(NAME_STRUCT, &value).and_then(|f| f.string_or_empty("name")).map_err(|err| {
+        decoding(err.msg.replace("field struct { Name string \"json:\\\"name\\\"\" }", "field "))
+    })?;
     if name.is_empty() {
         return Err(Error::new(code::INVALID_CONFIG, "missing network name", ""));
     }
@@ -301,7 +304,7 @@ pub fn dispatch(plugin: &Plugin, env: &Env, stdin: &[u8]) -> Result<Option<Value
 }
 
 fn load_error(err: Error) -> Error {
-    err.context("failed to load netconf")
+    if err.msg.starts_with("failed to load netconf") { err } else { err.context("failed to load netconf") }
 }
 
 /// Version gates of CHECK, GC and STATUS, then the exact match.

@@ -51,7 +51,11 @@ impl Limits {
         let runtime = f.object_of("runtimeConfig", "struct")?;
         let runtime = runtime.map(|r| r.object_of("bandwidth", "BandwidthEntry")).transpose()?.flatten();
         // The config wins if it says anything at all, be it zero.
-        let place = if KEYS.iter().any(|key| f.raw(key).is_some()) { Some(f) } else { runtime };
+        let place = if KEYS.iter().any(|key| f.raw(key).is_some()) {
+            Some(Fields::of("PluginConf.BandwidthEntry", &value)?)
+        } else {
+            runtime
+        };
         let read =
             |key: &str| -> Result<u64> { Ok(place.map(|p| p.uint(key)).transpose()?.flatten().unwrap_or(0)) };
         let limits = Self {

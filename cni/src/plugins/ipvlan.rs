@@ -35,6 +35,7 @@ fn mode(f: &Fields<'_>) -> Result<IpvlanMode> {
 fn add(call: &Call<'_>) -> Result<CniResult> {
     let value = call.value();
     let f = Fields::of("NetConf", &value)?;
+    f.int("mtu")?;
     let mode = mode(&f)?;
     let previous = call.conf.prev_result()?;
     let fallback = match (&previous, f.string("master")?.filter(|s| !s.is_empty())) {
@@ -53,7 +54,11 @@ fn add(call: &Call<'_>) -> Result<CniResult> {
     let mut host = Handle::new()?;
     let ns = ipconf::open_netns(call)?;
     let mut inside = Handle::new_in(&ns)?;
-    let master = single::master(&f, &mut host, &mut inside, fallback)?;
+    let named = f.string("master")?.filter(|s| !s.is_empty()).map(str::to_owned).or_else(|| fallback.clone());
+    let master = single::master(&f, &mut host, &mut inside, fallback).map_err(|err| match named {
+        Some(name) => err.recoded(format!("failed to lookup master {name:?}")),
+        None => err,
+    })?;
     let mut wanted = NewLink::new(&call.env.ifname, LinkKind::Ipvlan(mode)).lower(master.link.index);
     wanted.mtu = single::mtu_on(&f, &master.link)?;
     if master.in_container { inside.link_add(&wanted) } else { host.link_add(&wanted.netns(&ns)) }

@@ -51,6 +51,7 @@ pub(super) fn mac(call: &Call<'_>, f: &Fields<'_>) -> Result<Option<MacAddr>> {
 fn add(call: &Call<'_>) -> Result<CniResult> {
     let value = call.value();
     let f = Fields::of("NetConf", &value)?;
+    f.int("mtu")?;
     let mode = mode(&f)?;
     let mac = mac(call, &f)?;
     single::refuse_unspeakable(call, !call.conf.ipam_type.is_empty())?;

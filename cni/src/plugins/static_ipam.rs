@@ -26,10 +26,10 @@ pub(super) static PLUGIN: Plugin = Plugin {
 fn load(call: &Call<'_>) -> Result<CniResult> {
     let value = call.value();
     let f = Fields::of("Net", &value)?;
-    let ipam = f.object_of("ipam", "IPAMConfig")?;
+    let ipam = f.object_of("ipam", "IPAMConfig.ipam")?;
     let mut result = CniResult::default();
     if let Some(ipam) = &ipam {
-        for item in ipam.array("addresses")? {
+        for item in ipam.array_of("addresses", "main.Address")? {
             let a = Fields::of("Address", item)?;
             let text = a.string_or_empty("address")?;
             let address = cidr(&text, |text| {

@@ -31,6 +31,7 @@ fn vlan_id(f: &Fields<'_>) -> Result<u16> {
 }
 
 fn load<'a>(f: &Fields<'a>) -> Result<(&'a str, u16)> {
+    f.int("mtu")?;
     let master = f.string("master")?.filter(|s| !s.is_empty()).ok_or_else(|| {
         Error::internal(
             "\"master\" field is required. It specifies the host interface name to create the VLAN for",

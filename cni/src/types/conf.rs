@@ -90,11 +90,14 @@ impl NetConf {
     pub fn valid_attachments(&self) -> Result<Vec<(String, String)>> {
         let value = self
             .raw
-            .get_folded("cni.dev/valid-attachments")
-            .or_else(|| self.raw.get_folded("cni.dev/attachments"))
+            .get("cni.dev/valid-attachments")
+            .or_else(|| self.raw.get("cni.dev/attachments"))
             .ok_or_else(|| Error::new(code::INVALID_CONFIG, "GC needs cni.dev/valid-attachments", ""))?;
-        let Value::Array(items) = value else {
-            return Err(Error::new(code::INVALID_CONFIG, "cni.dev/valid-attachments is not a list", ""));
+        let items = match value {
+            Value::Array(items) => items.as_slice(),
+            // What the runtime's library makes of a list that was never filled.
+            Value::Null => &[],
+            _ => return Err(Error::new(code::INVALID_CONFIG, "cni.dev/valid-attachments is not a list", "")),
         };
         items
             .iter()

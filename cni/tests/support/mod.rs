@@ -3,6 +3,9 @@
 
 #![allow(dead_code, unreachable_pub, reason = "shared by test files, each of which uses a part")]
 
+pub mod cases;
+pub mod compare;
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -122,10 +125,22 @@ impl Node {
         }
     }
 
-    /// The same call of the reference plugin.
+    /// The same call of Debian's reference plugin.
     pub fn reference<'a>(&self, plugin: &'a str, command: &'a str, id: &'a str, netns: &str) -> Call<'a> {
-        let bin = PathBuf::from(REFERENCE);
-        Call { path: REFERENCE.into(), bin, ..self.call(plugin, command, id, netns) }
+        self.other(Path::new(REFERENCE), plugin, command, id, netns)
+    }
+
+    /// The same call of the plugins in another directory.
+    pub fn other<'a>(
+        &self,
+        dir: &Path,
+        plugin: &'a str,
+        command: &'a str,
+        id: &'a str,
+        netns: &str,
+    ) -> Call<'a> {
+        let path = dir.to_str().unwrap().to_owned();
+        Call { path, bin: dir.to_owned(), ..self.call(plugin, command, id, netns) }
     }
 
     /// A command that runs in the host's namespace.

@@ -62,9 +62,11 @@ impl Config {
     pub(super) fn load(call: &Call<'_>) -> Result<Self> {
         let value = call.value();
         let f = Fields::of("Net", &value)?;
-        let Some(ipam) = f.object_of("ipam", "allocator.IPAMConfig")? else {
+        let Some(ipam) = f.object_of("ipam", "IPAMConfig.ipam")? else {
             return Err(Error::internal("IPAM config missing 'ipam' key"));
         };
+        let text = |key| -> Result<Option<&str>> { Ok(ipam.string(key)?.filter(|s| !s.is_empty())) };
+        let data_dir = text("dataDir")?.unwrap_or("/var/lib/cni/networks");
         let runtime = f.object_of("runtimeConfig", "struct")?;
         let mut raw_sets: Vec<Vec<RawRange>> = Vec::new();
         if let Some(runtime) = &runtime {
@@ -82,10 +84,9 @@ impl Config {
             return Err(Error::internal("no IP ranges specified"));
         }
         let sets = validate(raw_sets, call.conf.version)?;
-        let text = |key| -> Result<Option<&str>> { Ok(ipam.string(key)?.filter(|s| !s.is_empty())) };
         Ok(Self {
             name: call.conf.name.clone(),
-            data_dir: text("dataDir")?.unwrap_or("/var/lib/cni/networks").into(),
+            data_dir: data_dir.into(),
             sets,
             routes,
             resolv_conf: text("resolvConf")?.map(PathBuf::from),
@@ -116,7 +117,7 @@ fn requested(call: &Call<'_>, f: &Fields<'_>, runtime: Option<&Fields<'_>>) -> R
             Error::internal(format!(
                 "ARGS: error parsing value of pair {:?}: {}",
                 format!("IP={text}"),
-                err.msg
+                err.msg.replace("address: ", "address ")
             ))
         })?);
     }
