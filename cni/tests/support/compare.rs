@@ -77,7 +77,7 @@ impl Run {
             answer.ok,
             "{} {command} by {}: {answer:?}",
             case.name,
-            reference.map_or("felt".into(), |dir| dir.display().to_string())
+            reference.map_or_else(|| "felt".to_owned(), |dir| dir.display().to_string())
         );
         answer.stdout
     }
@@ -129,7 +129,7 @@ impl Run {
         let ruleset: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
         let native = ruleset["nftables"].as_array().into_iter().flatten().filter(|item| {
             let (kind, object) = item.as_object().unwrap().iter().next().unwrap();
-            let of = object["table"].as_str().or(object["name"].as_str()).unwrap_or_default();
+            let of = object["table"].as_str().or_else(|| object["name"].as_str()).unwrap_or_default();
             kind != "metainfo" && !["filter", "nat", "mangle", "raw", "security"].contains(&of)
                 || object["family"] == "bridge"
         });
