@@ -13,7 +13,7 @@ want=${1:?which set: build, demo or test}
 build='protobuf-compiler:protoc libprotobuf-dev:/usr/include/google/protobuf/descriptor.proto gcc:cc libc6-dev:/usr/include/stdio.h'
 demo="$build iproute2:ip iptables:iptables nftables:nft iputils-ping:ping traceroute:traceroute tcpdump:tcpdump
  ethtool:ethtool kmod:modprobe procps:ps util-linux:nsenter"
-test="$demo etcd-server:etcd etcd-client:etcdctl iperf3:iperf3 conntrack:conntrack g++:c++ openssl:openssl
+test="$demo etcd-server:etcd etcd-client:etcdctl iperf3:iperf3 conntrack:conntrack strace:strace g++:c++ openssl:openssl
  containernetworking-plugins:/usr/lib/cni/bridge containerd:containerd runc:runc busybox-static:/bin/busybox
  qemu-system-x86:qemu-system-x86_64"
 

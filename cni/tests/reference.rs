@@ -12,129 +12,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use support::cases::{self, CASE, Case, WITH_CONTAINER};
+use support::cases::{CASE, Case, cases, newer};
 use support::compare::{Observed, Run, differences, neutral};
-
-/// Lines of a table of iptables that the reference makes while looking for rules to delete.
-const EMPTY_TABLE: &[(&str, &str)] = &[
-    ("*nat", "the reference leaves an empty table behind"),
-    (" ACCEPT", "its built-in chains"),
-    ("COMMIT", "its end"),
-];
-
-/// Cases with keys and back ends that 1.1.1 does not have.
-fn newer() -> Vec<Case> {
-    let bridge = |name, config, accepted| Case { name, config, accepted, ..CASE };
-    vec![
-        bridge(
-            "bridge masquerade by nftables",
-            r#"{"cniVersion":"1.1.0","name":"net1","bridge":"tbr0","isDefaultGateway":true,"ipMasq":true,"ipMasqBackend":"nftables",
-                "ipam":{"type":"host-local","ranges":[[{"subnet":"10.1.2.0/24"}],[{"subnet":"fd00:1::/64"}]],"dataDir":"DIR/data"}}"#,
-            EMPTY_TABLE,
-        ),
-        bridge(
-            "bridge masquerade by iptables, named",
-            r#"{"cniVersion":"1.1.0","name":"net1","bridge":"tbr0","isGateway":true,"ipMasq":true,"ipMasqBackend":"iptables",
-                "ipam":{"type":"host-local","subnet":"10.1.2.0/24","dataDir":"DIR/data"}}"#,
-            &[],
-        ),
-        bridge(
-            "bridge with isolated ports",
-            r#"{"cniVersion":"1.1.0","name":"net1","bridge":"tbr0","portIsolation":true,"mtu":1300,
-                "ipam":{"type":"host-local","subnet":"10.1.2.0/24","dataDir":"DIR/data"}}"#,
-            &[],
-        ),
-        bridge(
-            "bridge with the container's end down",
-            r#"{"cniVersion":"1.1.0","name":"net1","bridge":"tbr0","disableContainerInterface":true}"#,
-            &[],
-        ),
-        bridge(
-            "bridge with routes of priority and scope",
-            r#"{"cniVersion":"1.1.0","name":"net1","bridge":"tbr0","isGateway":true,
-                "ipam":{"type":"host-local","subnet":"10.1.2.0/24","dataDir":"DIR/data",
-                "routes":[{"dst":"192.0.2.0/24","gw":"10.1.2.7","priority":50},{"dst":"198.51.100.0/24","scope":253,"gw":"0.0.0.0"},{"dst":"203.0.113.0/24","table":77}]}}"#,
-            &[],
-        ),
-        Case {
-            name: "bridge checking source MACs",
-            config: r#"{"cniVersion":"1.1.0","name":"net1","bridge":"tbr0","macspoofchk":true}"#,
-            ..CASE
-        },
-        Case {
-            name: "ptp masquerade by nftables",
-            plugin: "ptp",
-            config: r#"{"cniVersion":"1.1.0","name":"net1","ipMasq":true,"ipMasqBackend":"nftables",
-                "ipam":{"type":"host-local","subnet":"10.1.2.0/24","routes":[{"dst":"0.0.0.0/0"}],"dataDir":"DIR/data"}}"#,
-            accepted: EMPTY_TABLE,
-            ..CASE
-        },
-        Case {
-            name: "macvlan with a queue for broadcasts",
-            plugin: "macvlan",
-            prepare: &["ip link add m0 type veth peer name m1", "ip link set m0 up", "ip link set m1 up"],
-            config: r#"{"cniVersion":"1.1.0","name":"net1","master":"m0","bcqueuelen":500,"mac":"02:00:00:00:0a:0b",
-                "ipam":{"type":"static","addresses":[{"address":"10.9.0.7/24","gateway":"10.9.0.1"}]}}"#,
-            ..CASE
-        },
-        Case {
-            name: "macvlan in the container",
-            plugin: "macvlan",
-            ifname: "net1",
-            prepare: &["ip link add vhost0 type veth peer name eth0 netns NSNAME", "ip link set vhost0 up"],
-            config: r#"{"cniVersion":"1.1.0","name":"net1","master":"eth0","linkInContainer":true,"mode":"vepa"}"#,
-            ..CASE
-        },
-        Case {
-            name: "portmap by nftables",
-            plugin: "portmap",
-            prepare: WITH_CONTAINER,
-            config: r#"{"cniVersion":"1.1.0","name":"net1","PREV":0,"backend":"nftables","runtimeConfig":{"portMappings":[
-                {"hostPort":8080,"containerPort":80,"protocol":"tcp"},
-                {"hostPort":8081,"containerPort":81,"protocol":"tcp","hostIP":"198.18.7.1"},
-                {"hostPort":5353,"containerPort":53,"protocol":"udp","hostIP":"0.0.0.0"},
-                {"hostPort":8082,"containerPort":82,"protocol":"sctp","hostIP":"fd00::1"}]}}"#,
-            ..CASE
-        },
-        Case {
-            name: "portmap by nftables with conditions, without snat",
-            plugin: "portmap",
-            prepare: WITH_CONTAINER,
-            config: r#"{"cniVersion":"1.1.0","name":"net1","PREV":0,"backend":"nftables","snat":false,
-                "conditionsV4":["ip","saddr","192.0.2.0/24"],"conditionsV6":["ip6","saddr","!=","fd00::/16"],
-                "runtimeConfig":{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]}}"#,
-            ..CASE
-        },
-        Case {
-            name: "firewall isolating each container",
-            plugin: "firewall",
-            prepare: WITH_CONTAINER,
-            config: r#"{"cniVersion":"1.1.0","name":"net1","PREV":0,"backend":"iptables","ingressPolicy":"isolated"}"#,
-            ..CASE
-        },
-        Case {
-            name: "tuning the queue",
-            plugin: "tuning",
-            prepare: WITH_CONTAINER,
-            config: r#"{"cniVersion":"1.1.0","name":"net1","PREV":0,"dataDir":"DIR/data/net1","txQLen":777,"allmulti":false}"#,
-            ..CASE
-        },
-        Case {
-            name: "sbr with a table",
-            plugin: "sbr",
-            prepare: WITH_CONTAINER,
-            config: r#"{"cniVersion":"1.1.0","name":"net1","PREV":4,"table":150}"#,
-            ..CASE
-        },
-        Case {
-            name: "bandwidth one way",
-            plugin: "bandwidth",
-            prepare: WITH_CONTAINER,
-            config: r#"{"cniVersion":"1.1.0","name":"net1","PREV":0,"ingressRate":5000000,"ingressBurst":1000000}"#,
-            ..CASE
-        },
-    ]
-}
 
 /// A call whose answer alone matters.
 struct Exchange {
@@ -354,7 +233,7 @@ fn compare(table: Vec<Case>) {
 
 #[test]
 fn felt_does_what_release_1_9_1_does() {
-    compare(cases::cases());
+    compare(cases());
 }
 
 #[test]
@@ -412,17 +291,13 @@ fn answers_are_those_of_release_1_9_1() {
         }
         let (ours, theirs) = (ask(None), &kept[&key]);
         match exchange.differs {
-            Some((wanted, _)) => {
-                if ours == *theirs || !ours["stdout"].as_str().unwrap().contains(wanted) {
-                    found.push(format!(
-                        "{key}\n    felt: {ours}\n    should contain {wanted:?}, reference: {theirs}"
-                    ));
-                }
+            Some((wanted, _)) if ours == *theirs || !ours["stdout"].as_str().unwrap().contains(wanted) => {
+                found.push(format!("{key}\n    felt: {ours}\n    wanted: {wanted:?}, reference: {theirs}"));
             }
             None if ours != *theirs => {
-                found.push(format!("{key}\n    felt: {ours}\n    reference: {theirs}"))
+                found.push(format!("{key}\n    felt: {ours}\n    reference: {theirs}"));
             }
-            None => {}
+            _ => {}
         }
     }
     if live().is_some() && std::env::var_os("FELT_RECORD").is_some() {

@@ -15,7 +15,7 @@ use crate::delegate;
 use crate::ipconf::{self, Dad, find_link};
 use crate::json::Fields;
 use crate::skel::{Call, Command};
-use crate::types::error::{Context, Error, Result, go_text};
+use crate::types::error::{Error, Result, go_text};
 use crate::types::result::{CniResult, Interface};
 use crate::types::version::SpecVersion;
 
@@ -172,8 +172,8 @@ fn add(call: &Call<'_>) -> Result<CniResult> {
         if leased {
             let _ = ipam(call, Command::Del);
         }
-        if move_out(&mut inside, &link).is_ok() && device.is_up() {
-            let _ = host.link_by_name(&device.name).map(|l| host.link_up(l.index));
+        if move_out(&mut inside, &link).is_ok() {
+            restore_up(&mut host, &device);
         }
     })
 }
@@ -195,8 +195,8 @@ fn add_without_link(call: &Call<'_>, with_ipam: bool) -> Result<CniResult> {
     Ok(result)
 }
 
-/// Renames the device in a namespace of its own, so that no name can clash on the host, and gives it
-/// to the container. On failure it is back, as it was.
+/// Gives the device to the container under its new name, in one request: whoever kills this process,
+/// the device is here as it was or there with its old name as alias. On failure it is back, as it was.
 fn move_in(
     call: &Call<'_>,
     host: &mut Handle,
@@ -204,43 +204,43 @@ fn move_in(
     ns: &NetNs,
     device: &Link,
 ) -> Result<Link> {
-    let between = NetNs::create()?;
-    let mut there = Handle::new_in(&between)?;
-    host.link_set_netns(device.index, between.as_fd())
-        .with_context(|| format!("failed to move {:?} to a temporary namespace", device.name))?;
-    let moved = find_link(&mut there, &device.name)?;
-    let step = (|| -> Result<()> {
-        there
-            .link_set(moved.index, &LinkChange { alias: Some(&device.name), ..LinkChange::default() })
-            .with_context(|| format!("failed to set alias of {:?}", device.name))?;
-        if device.name != call.env.ifname {
-            there.link_set_name(moved.index, &call.env.ifname).with_context(|| {
-                format!("failed to rename host device {:?} to {:?}", device.name, call.env.ifname)
-            })?;
-        }
-        there.link_set_netns(moved.index, ns.as_fd()).map_err(|err| {
-            let text = if err.already_exists() { "file exists".to_owned() } else { Error::from(err).msg };
-            Error::internal(format!(
-                "failed to rename host device {:?} to {:?}: {text}",
-                device.name, call.env.ifname
-            ))
-        })
-    })();
-    if let Err(err) = step {
-        let own = NetNs::current()?;
-        let back = LinkChange { name: Some(&device.name), alias: Some(""), ..LinkChange::default() };
-        let _ = there.link_set(moved.index, &back);
-        let _ = there.link_set_netns(moved.index, own.as_fd());
-        if device.is_up()
-            && let Ok(link) = host.link_by_name(&device.name)
-        {
-            let _ = host.link_up(link.index);
-        }
-        return Err(err);
+    let ifname = call.env.ifname.as_str();
+    let clash = |text: String| {
+        Error::internal(format!("failed to rename host device {:?} to {ifname:?}: {text}", device.name))
+    };
+    if inside.link_by_name(ifname).is_ok() {
+        return Err(clash("file exists".into()));
     }
-    let link = find_link(inside, &call.env.ifname)?;
+    let change = LinkChange {
+        netns: Some(ns.as_fd()),
+        name: Some(ifname),
+        alias: Some(&device.name),
+        ..LinkChange::default()
+    };
+    if let Err(err) = host.link_set(device.index, &change) {
+        // The kernel moves first: with the new name taken meanwhile the device is there under its old one.
+        let own = NetNs::current()?;
+        if let Ok(stray) = inside.link_by_name(&device.name)
+            && host.link_by_name(&device.name).is_err_and(|err| err.is_not_found())
+        {
+            let back = LinkChange { netns: Some(own.as_fd()), alias: Some(""), ..LinkChange::default() };
+            let _ = inside.link_set(stray.index, &back);
+        }
+        restore_up(host, device);
+        return Err(clash(if err.already_exists() { "file exists".into() } else { Error::from(err).msg }));
+    }
+    let link = find_link(inside, ifname)?;
     inside.link_up(link.index)?;
     Ok(link)
+}
+
+/// Sets a device that is back up again, if it was.
+fn restore_up(host: &mut Handle, device: &Link) {
+    if device.is_up()
+        && let Ok(link) = host.link_by_name(&device.name)
+    {
+        let _ = host.link_up(link.index);
+    }
 }
 
 fn configure(
@@ -297,18 +297,16 @@ fn move_out(inside: &mut Handle, link: &Link) -> Result<()> {
         )));
     };
     let own = NetNs::current()?;
-    inside.link_down(link.index)?;
     let taken = Handle::new()?.link_by_name(name).is_ok();
     let temporary = format!("dev{:08x}", veth::random() as u32);
-    let target = if taken { temporary.as_str() } else { name };
-    let change = LinkChange { name: Some(target), alias: Some(""), ..LinkChange::default() };
-    let back = |inside: &mut Handle| {
-        let old = LinkChange { name: Some(&link.name), alias: Some(name), ..LinkChange::default() };
-        let _ = inside.link_set(link.index, &old);
+    // One request, as on the way in. Moving sets a link down.
+    let change = LinkChange {
+        netns: Some(own.as_fd()),
+        name: Some(if taken { temporary.as_str() } else { name }),
+        alias: Some(""),
+        ..LinkChange::default()
     };
-    inside.link_set(link.index, &change).inspect_err(|_| back(inside))?;
-    inside.link_set_netns(link.index, own.as_fd()).inspect_err(|_| back(inside))?;
-    Ok(())
+    Ok(inside.link_set(link.index, &change)?)
 }
 
 fn del(call: &Call<'_>) -> Result<()> {

@@ -62,13 +62,7 @@ impl Run {
         };
         call.ifname = case.ifname;
         call.args = case.args;
-        let dir = self.node.dir.path().to_str().unwrap();
-        let mut config = case.config.replace("DIR", dir);
-        if command != "CHECK" {
-            config = config
-                .replace("\"PREV\":0", &self.previous(true))
-                .replace("\"PREV\":4", &self.previous(false));
-        }
+        let mut config = self.config(case, if command == "DEL" { "ADD" } else { command });
         if let Some(prev) = prev {
             config = config.replacen('{', &format!("{{\"prevResult\":{prev},"), 1);
         }
@@ -80,6 +74,19 @@ impl Run {
             reference.map_or_else(|| "felt".to_owned(), |dir| dir.display().to_string())
         );
         answer.stdout
+    }
+
+    /// The case's configuration. For ADD with the result of the container made by hand; for DEL only
+    /// where the plugin cannot know its addresses otherwise, as after an ADD that never ended.
+    pub fn config(&self, case: &Case, command: &str) -> String {
+        let config = case.config.replace("DIR", self.node.dir.path().to_str().unwrap());
+        if command == "DEL" && case.plugin != "firewall" {
+            return config.replace("\"PREV\":0,", "").replace(",\"PREV\":4", "");
+        }
+        if command == "CHECK" {
+            return config;
+        }
+        config.replace("\"PREV\":0", &self.previous(true)).replace("\"PREV\":4", &self.previous(false))
     }
 
     /// The result of the container made by hand.

@@ -68,6 +68,15 @@ pub struct Call<'a> {
     pub bin: PathBuf,
 }
 
+impl<'a> Call<'a> {
+    /// The same call for another interface.
+    #[must_use]
+    pub fn ifname(mut self, name: &'a str) -> Self {
+        self.ifname = name;
+        self
+    }
+}
+
 impl Node {
     /// A fresh node with the binary installed in `<dir>/bin`.
     pub fn new() -> Self {
@@ -90,6 +99,19 @@ impl Node {
     /// Where the plugins are.
     pub fn bin(&self) -> PathBuf {
         self.dir.path().join("bin")
+    }
+
+    /// Waits until no process runs in the host's namespace: a killed plugin may leave a program it called.
+    pub fn wait_until_quiet(&self) {
+        let id = std::os::unix::fs::MetadataExt::ino;
+        let own = id(&std::fs::metadata(&self.host_path).unwrap());
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while std::fs::read_dir("/proc").unwrap().flatten().any(|process| {
+            std::fs::metadata(process.path().join("ns/net")).is_ok_and(|meta| id(&meta) == own)
+        }) {
+            assert!(std::time::Instant::now() < deadline, "a process stays in {}", self.host_path.display());
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
     }
 
     /// A path inside the node's own directory.
