@@ -109,7 +109,9 @@ pub fn configure(handle: &mut Handle, ns: &NetNs, link: &Link, result: &CniResul
         }
     }
     for route in &result.routes {
-        let via = route.gw.or_else(|| gateway(route.dst.addr().is_ipv4()));
+        // A route to what is on the link itself has no gateway.
+        let on_link = route.scope.is_some_and(|scope| scope >= u64::from(RouteScope::Link.number()));
+        let via = route.gw.or_else(|| gateway(route.dst.addr().is_ipv4()).filter(|_| !on_link));
         add_route(handle, link.index, route, via).map_err(|err| {
             err.context(format!("failed to add route '{} via {} dev {}'", route.dst, or_nil(via), link.name))
         })?;

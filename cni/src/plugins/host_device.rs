@@ -1,13 +1,14 @@
 //! `host-device`: moves a device of the host into the container and back.
 //!
 //! The device's name on the host is kept in its alias. DEL may be repeated: a device that is not in
-//! the container any more was given back already, or went with the namespace.
+//! the container any more was given back already, or went with the namespace. With
+//! `useInterfaceNetwork` the addresses and routes it had on the host go with it.
 
 use std::fs;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use felt_hostnet::netlink::{Handle, Link, LinkChange};
+use felt_hostnet::netlink::{Family, Handle, Link, LinkChange, RouteKind, RouteScope};
 use felt_hostnet::netns::NetNs;
 
 use super::{Plugin, ipam, ipam_if_any, mac_text, required_result, single, veth};
@@ -16,7 +17,7 @@ use crate::ipconf::{self, Dad, find_link};
 use crate::json::Fields;
 use crate::skel::{Call, Command};
 use crate::types::error::{Error, Result, go_text};
-use crate::types::result::{CniResult, Interface};
+use crate::types::result::{CniResult, Interface, IpConfig, Route};
 use crate::types::version::SpecVersion;
 
 pub(super) static PLUGIN: Plugin = Plugin {
@@ -45,6 +46,8 @@ struct Conf {
     auxiliary: String,
     /// Bound to a driver of user space.
     dpdk: bool,
+    /// `useInterfaceNetwork`: the device's own addresses and routes go with it.
+    own_network: bool,
 }
 
 impl Conf {
@@ -56,6 +59,7 @@ impl Conf {
             mac: f.string_or_empty("hwaddr")?,
             kernel_path: f.string_or_empty("kernelpath")?,
             pci: f.string_or_empty("pciBusID")?,
+            own_network: f.flag("useInterfaceNetwork")?,
             ..Self::default()
         };
         let runtime = f.object_of("runtimeConfig", "struct")?;
@@ -157,7 +161,7 @@ fn first_link(host: &mut Handle, places: &[PathBuf]) -> Result<Link> {
 fn add(call: &Call<'_>) -> Result<CniResult> {
     let conf = Conf::load(call)?;
     let with_ipam = !call.conf.ipam_type.is_empty();
-    single::refuse_unspeakable(call, with_ipam)?;
+    single::refuse_unspeakable(call, with_ipam || conf.own_network)?;
     let ns = ipconf::open_netns(call)?;
     if conf.dpdk {
         return add_without_link(call, with_ipam);
@@ -165,10 +169,11 @@ fn add(call: &Call<'_>) -> Result<CniResult> {
     let mut host = Handle::new()?;
     let mut inside = Handle::new_in(&ns)?;
     let device = conf.find(&mut host).map_err(|err| err.context("failed to find host device"))?;
+    let own = if conf.own_network { own_network(&mut host, &device)? } else { CniResult::default() };
     let link = move_in(call, &mut host, &mut inside, &ns, &device)
         .map_err(|err| err.context("failed to move link"))?;
     let mut leased = false;
-    configure(call, &ns, &mut inside, &link, with_ipam, &mut leased).inspect_err(|_| {
+    configure(call, &ns, &mut inside, &link, own, &mut leased).inspect_err(|_| {
         if leased {
             let _ = ipam(call, Command::Del);
         }
@@ -243,15 +248,48 @@ fn restore_up(host: &mut Handle, device: &Link) {
     }
 }
 
+/// What the host configured on the device: permanent global addresses, and routes of the main table that
+/// neither the kernel nor a router made. They are gone once the device has moved, so they are read before.
+fn own_network(host: &mut Handle, device: &Link) -> Result<CniResult> {
+    /// `RTPROT_KERNEL` and `RTPROT_RA` of linux/rtnetlink.h.
+    const NOT_CONFIGURED: [u8; 2] = [2, 9];
+    let mut own = CniResult::default();
+    for address in host.addrs(Some(device.index), None)? {
+        if address.flags.permanent && address.scope == RouteScope::Universe {
+            own.ips.push(IpConfig { interface: None, address: address.net, gateway: None });
+        }
+    }
+    for family in [Family::V4, Family::V6] {
+        for route in host.routes(family, Some(254))? {
+            let configured = !NOT_CONFIGURED.contains(&route.protocol.0) && route.kind == RouteKind::Unicast;
+            if route.dev != Some(device.index) || !configured {
+                continue;
+            }
+            let mut copy = Route::new(route.dst, route.gateway);
+            copy.priority = u64::from(route.metric.unwrap_or(0));
+            copy.mtu = u64::from(route.mtu.unwrap_or(0));
+            copy.advmss = u64::from(route.advmss.unwrap_or(0));
+            if route.gateway.is_none() {
+                copy.scope = Some(u64::from(RouteScope::Link.number()));
+            }
+            own.routes.push(copy);
+        }
+    }
+    // A gateway must be reachable before there is a route over it.
+    own.routes.sort_by_key(|route| route.gw.is_some());
+    Ok(own)
+}
+
 fn configure(
     call: &Call<'_>,
     ns: &NetNs,
     inside: &mut Handle,
     link: &Link,
-    with_ipam: bool,
+    own: CniResult,
     leased: &mut bool,
 ) -> Result<CniResult> {
     let mut result = CniResult::default();
+    let with_ipam = !call.conf.ipam_type.is_empty();
     if with_ipam {
         result = delegate::add(call, &call.conf.ipam_type, call.stdin)?;
         *leased = true;
@@ -259,6 +297,8 @@ fn configure(
             return Err(Error::internal("IPAM plugin returned missing IP config"));
         }
     }
+    result.ips.extend(own.ips);
+    result.routes.extend(own.routes);
     result.interfaces = vec![Interface {
         name: link.name.clone(),
         mac: mac_text(link),
@@ -268,9 +308,11 @@ fn configure(
     for ip in &mut result.ips {
         ip.interface = Some(0);
     }
-    if with_ipam {
+    if !result.ips.is_empty() {
         ipconf::configure(inside, ns, link, &result, Dad::Skip)?;
         announce(ns, link, &result);
+    }
+    if with_ipam {
         result.dns = call.conf.dns.clone();
     }
     Ok(result)
