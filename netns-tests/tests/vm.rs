@@ -1,6 +1,9 @@
 //! felt on another kernel: Debian's 6.1 in emulation. It has no segmentation offload for UDP on TUN devices (6.2), and
 //! link types that the machine's own kernel may lack.
 
+#[path = "vm/cni.rs"]
+mod cni;
+
 use felt_netns_tests::check::ok;
 use felt_netns_tests::vm::Vm;
 

@@ -230,6 +230,12 @@ fn delegate_conf(call: &Call<'_>, conf: &Conf, subnet: &SubnetEnv) -> Result<Obj
     if is_bridge && d.get("isGateway").is_none() {
         d.set("isGateway", true);
     }
+    if is_bridge
+        && d.get("gsoMaxSize").is_none()
+        && let Some(bytes) = call.conf.raw.get_folded("gsoMaxSize")
+    {
+        d.set("gsoMaxSize", bytes.clone());
+    }
     if let Some(Value::String(version)) = call.conf.raw.get_folded("cniVersion")
         && !version.is_empty()
     {

@@ -54,7 +54,14 @@ fn add(call: &Call<'_>) -> Result<CniResult> {
     let mut wanted = NewLink::new(&call.env.ifname, LinkKind::Vlan(id)).lower(master.link.index);
     wanted.mtu = single::mtu_on(&f, &master.link)?;
     if master.in_container { inside.link_add(&wanted) } else { host.link_add(&wanted.netns(&ns)) }
-        .map_err(|err| single::name_error("vlan", call, err))?;
+        .map_err(|err| match inside.link_by_name(&call.env.ifname) {
+            // The kernel has one link per id of a device, whatever namespace it is in.
+            Err(_) if err.already_exists() => Error::internal(format!(
+                "failed to create vlan: VLAN {id} of {:?} is in use by another link, maybe in another container",
+                master.link.name
+            )),
+            _ => single::name_error("vlan", call, err),
+        })?;
     let link = ipconf::find_link(&mut inside, &call.env.ifname)?;
     let options = Options { without_ipam: None, dns: DnsFrom::Config, notify: false };
     single::complete(call, &ns, &mut inside, &link, options)

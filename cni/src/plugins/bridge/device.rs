@@ -111,7 +111,7 @@ pub(super) fn set_port_vlans(host: &mut Handle, port: IfIndex, conf: &Conf) -> R
     if !conf.preserve_default_vlan {
         for (index, vid, flags) in host.bridge_vlans()? {
             if index == port {
-                host.bridge_vlan_del(port, vid, flags)?;
+                host.bridge_vlan_del(port, vid, flags).tolerate_absence()?;
             }
         }
     }
@@ -129,33 +129,38 @@ pub(super) fn set_port_vlans(host: &mut Handle, port: IfIndex, conf: &Conf) -> R
 }
 
 /// `<bridge>.<vlan>`: the host's own leg in the VLAN, a veth whose other end is a port of the bridge.
+/// One that another ADD left half made, or is making now, is completed.
 pub(super) fn ensure_vlan_interface(host: &mut Handle, bridge: &Link, conf: &Conf) -> Result<Link> {
     let name = format!("{}.{}", bridge.name, conf.vlan);
-    match host.link_by_name(&name) {
-        Ok(link) => return Ok(link),
-        Err(err) if err.is_not_found() => {}
-        Err(err) => return Err(err.into()),
-    }
     let fail = || format!("failed to create vlan gateway {name:?}");
     let port = veth::random_name();
     let mut link = NewLink::new(&port, LinkKind::veth(&name).into()).up().master(bridge.index);
     link.mtu = Some(bridge.mtu);
+    match host.link_by_name(&name) {
+        Ok(leg) if leg.is_up() => return Ok(leg),
+        Ok(leg) => return complete_vlan_interface(host, &leg, conf).with_context(fail),
+        Err(err) if err.is_not_found() => {}
+        Err(err) => return Err(err.into()),
+    }
     match host.link_add(&link) {
-        // Another ADD was faster.
-        Err(err) if err.already_exists() => return host.link_by_name(&name).with_context(fail),
-        other => other.with_context(fail)?,
+        Err(err) if !err.already_exists() => return Err(err).with_context(fail),
+        // Made now, by this ADD or a faster one.
+        _ => {}
     }
-    let mut finish = || -> Result<Link> {
-        let port = host.link_by_name(&port)?;
-        let vlan_only = Conf { trunk: None, preserve_default_vlan: false, ..conf.clone() };
-        set_port_vlans(host, port.index, &vlan_only)?;
-        let leg = host.link_by_name(&name)?;
-        host.link_up(leg.index)?;
-        Ok(host.link_by_index(leg.index)?)
-    };
-    let leg = finish();
-    if leg.is_err() {
-        let _ = host.link_del_by_name(&port);
-    }
-    leg.with_context(fail)
+    let leg = host.link_by_name(&name).with_context(fail)?;
+    complete_vlan_interface(host, &leg, conf)
+        .inspect_err(|_| {
+            let _ = host.link_del_by_name(&port);
+        })
+        .with_context(fail)
+}
+
+/// Gives the port of a leg its VLAN, then sets the leg up: a leg that is up is whole.
+fn complete_vlan_interface(host: &mut Handle, leg: &Link, conf: &Conf) -> Result<Link> {
+    let port = leg
+        .peer
+        .ok_or_else(|| Error::internal(format!("{:?} is there and no end of a veth pair", leg.name)))?;
+    set_port_vlans(host, port, &Conf { trunk: None, ..conf.clone() })?;
+    host.link_up(leg.index)?;
+    Ok(host.link_by_index(leg.index)?)
 }
