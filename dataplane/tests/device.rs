@@ -282,8 +282,12 @@ fn four_workers_reorder_no_flow() {
                 }
             }
         }
-        let counters = engine.counters();
+        // A pod has its packets before the batch that brought them is counted.
         let total = u64::from(FLOWS) * u64::from(EACH);
-        assert_eq!((counters.outbound.forwarded_packets, counters.inbound.forwarded_packets), (total, total));
+        common::wait_for("all packets to be counted", || {
+            let counters = engine.counters();
+            let seen = (counters.outbound.forwarded_packets, counters.inbound.forwarded_packets);
+            (seen == (total, total)).then_some(())
+        });
     });
 }
