@@ -342,6 +342,22 @@ fn program(family: Family) -> &'static str {
     }
 }
 
+/// One word of a rule, from a configuration, as `iptables-restore` reads it back: in quotes where it has
+/// to be. Nothing in it can end the rule or begin another.
+///
+/// # Errors
+/// A control character, which no quotes hide, or an empty word.
+pub fn word(text: &str) -> Result<String> {
+    if text.is_empty() || text.chars().any(char::is_control) {
+        return Err(Error::internal(format!("{text:?} cannot be a word of an iptables rule")));
+    }
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:,!+=@%".contains(c);
+    if text.chars().all(plain) {
+        return Ok(text.to_owned());
+    }
+    Ok(format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"")))
+}
+
 /// nftables' name of the family.
 pub fn nft_family(family: Family) -> nft::Family {
     match family {

@@ -550,3 +550,124 @@ fn run_bytes(node: &Node, plugin: &str, command: &str, input: &[u8], id: &str) -
     assert!(!output.status.success(), "{plugin} {command}: {output:?}");
     String::from_utf8(output.stdout).unwrap()
 }
+
+#[test]
+fn no_configuration_smuggles_a_rule() {
+    let mut node = Node::new();
+    let ns = node.container("c1");
+    let prev = |bridge: &str| {
+        json!({"cniVersion": "1.0.0", "interfaces": [{"name": bridge}, {"name": "eth0", "sandbox": ns}],
+        "ips": [{"address": "10.1.2.9/24", "gateway": "10.1.2.1", "interface": 1}]})
+    };
+    let evil = "x\nCOMMIT\n*filter\n-A INPUT -j DROP";
+    let maps = |keys: Value| {
+        let mut config = json!({"cniVersion": "1.0.0", "name": "net1", "prevResult": prev("br0"), "backend": "iptables", "runtimeConfig":
+            {"portMappings": [{"hostPort": 80, "containerPort": 80, "protocol": "tcp"}]}});
+        config.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        ("portmap", config)
+    };
+    let policy = |bridge: &str| {
+        (
+            "firewall",
+            json!({"cniVersion": "1.0.0", "name": "net1", "prevResult": prev(bridge), "backend": "iptables", "ingressPolicy": "isolated"}),
+        )
+    };
+    for (plugin, config) in [
+        maps(
+            json!({"runtimeConfig": {"portMappings": [{"hostPort": 80, "containerPort": 80, "protocol": evil}]}}),
+        ),
+        maps(json!({"conditionsV4": ["-s", evil]})),
+        maps(json!({"externalSetMarkChain": evil})),
+        policy(evil),
+        maps(json!({"backend": "nftables", "conditionsV4": ["ip", "saddr", evil]})),
+        maps(json!({"backend": "nftables", "conditionsV4": ["ip", "saddr", "1.1.1.1", "accept;"]})),
+        (
+            "firewall",
+            json!({"cniVersion": "1.0.0", "name": "net1", "prevResult": prev("br0"), "backend": "iptables", "iptablesAdminChainName": evil}),
+        ),
+    ] {
+        let answer = node.run(&node.call(plugin, "ADD", "cid1", &ns), &config.to_string());
+        let rules = String::from_utf8(node.command("iptables-save").output().stdout).unwrap();
+        assert!(!rules.contains("-A INPUT"), "{plugin} {config}: {rules}");
+        assert!(!answer.ok, "{plugin} {config}: {answer:?}");
+        node.run(&node.call(plugin, "DEL", "cid1", &ns), &config.to_string());
+    }
+    // A word with blanks stays one word.
+    let (plugin, config) = policy("br0 -j X");
+    node.run(&node.call(plugin, "ADD", "cid1", &ns), &config.to_string()).good();
+    let rules = String::from_utf8(node.command("iptables-save").output().stdout).unwrap();
+    // iptables-save prints such a name without quotes; the rule's own target is still its last word.
+    let rule = rules.lines().find(|l| l.contains("-i br0 -j X -o br0 -j X")).unwrap();
+    assert!(rule.ends_with("-j DROP"), "{rule}");
+    let (_, config) = maps(json!({"conditionsV4": ["-m", "comment", "--comment", "a \"b\" \\\\ c"]}));
+    node.run(&node.call("portmap", "ADD", "cid1", &ns), &config.to_string()).good();
+    let rules = String::from_utf8(node.command("iptables-save").output().stdout).unwrap();
+    assert!(rules.contains("--comment \"a \\\"b\\\""), "{rules}");
+}
+
+#[test]
+fn wrong_values_anywhere_in_a_configuration_are_answered_not_died_of() {
+    let wrong = [
+        json!(null),
+        json!(-1),
+        json!(1e300),
+        json!(0.5),
+        json!(""),
+        json!("x".repeat(5000)),
+        json!([]),
+        json!([[]]),
+        json!({}),
+        json!(true),
+        json!("\u{0}"),
+        json!("../../x"),
+        json!(18_446_744_073_709_551_615_u64),
+        json!("\u{1f600}"),
+    ];
+    let mut tried = 0;
+    for case in support::cases::cases().into_iter().chain(support::cases::newer()) {
+        let run = support::compare::Run::new(&case);
+        let config: Value = serde_json::from_str(&run.config(&case, "ADD")).unwrap();
+        let mut paths = Vec::new();
+        leaves(&config, String::new(), &mut paths);
+        for (i, path) in paths.iter().enumerate() {
+            // Directories stay: their defaults are the machine's own.
+            if ["Dir", "resolvConf", "/name", "prevResult/cniVersion"].iter().any(|key| path.contains(key)) {
+                continue;
+            }
+            for value in wrong.iter().cycle().skip(i * 5).take(3) {
+                let mut bad = config.clone();
+                *bad.pointer_mut(path).unwrap() = value.clone();
+                for command in ["ADD", "DEL"] {
+                    let call = run.node.call(case.plugin, command, "cid1", &run.ns).ifname(case.ifname);
+                    let answer = run.node.run(&call, &bad.to_string());
+                    tried += 1;
+                    let what = || format!("{} {command} {path} = {value}: {answer:?}", case.name);
+                    assert!(
+                        !answer.stdout.contains("panic") && !answer.stderr.contains("panicked"),
+                        "{}",
+                        what()
+                    );
+                    if !answer.ok || command == "ADD" {
+                        let document = serde_json::from_str::<Value>(&answer.stdout)
+                            .unwrap_or_else(|err| panic!("{err}: {}", what()));
+                        assert!(answer.ok || document["code"].as_u64().is_some_and(|c| c > 0), "{}", what());
+                    }
+                }
+            }
+        }
+    }
+    assert!(tried > 1000, "{tried}");
+}
+
+/// JSON pointers to every value that holds no others.
+fn leaves(value: &Value, path: String, out: &mut Vec<String>) {
+    match value {
+        Value::Object(o) if !o.is_empty() => {
+            o.iter().for_each(|(k, v)| leaves(v, format!("{path}/{k}"), out))
+        }
+        Value::Array(items) if !items.is_empty() => {
+            items.iter().enumerate().for_each(|(i, v)| leaves(v, format!("{path}/{i}"), out));
+        }
+        _ => out.push(path),
+    }
+}

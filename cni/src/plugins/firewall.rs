@@ -180,6 +180,7 @@ fn isolate(conf: &Conf, result: &CniResult) -> Result<()> {
             "interface needs to be set for ingress policy {policy:?}, make sure to chain \"firewall\" plugin with \"bridge\""
         ))
     })?;
+    let bridge = &xtables::word(bridge)?;
     let all = "-m comment --comment \"CNI firewall plugin rules (ingressPolicy: same-bridge|isolated)\"";
     let own = format!("-m comment --comment \"CNI firewall plugin rules (ingressPolicy: {policy})\"");
     let entry = |chain: &str, rule: String, place: Place| Entry {

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use crate::json::Fields;
 use crate::skel::Call;
 use crate::types::error::{Error, Result};
+use crate::xtables;
 
 /// How packets are redirected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,7 +52,7 @@ impl Conf {
             other => return Err(Error::internal(format!("unrecognized backend {other:?}"))),
         };
         let external_mark_chain =
-            f.string("externalSetMarkChain")?.filter(|s| !s.is_empty()).map(str::to_owned);
+            f.string("externalSetMarkChain")?.filter(|s| !s.is_empty()).map(xtables::word).transpose()?;
         let mark_bit = f.int("markMasqBit")?;
         if external_mark_chain.is_some() && mark_bit.is_some() {
             return Err(Error::internal("Cannot specify externalSetMarkChain and markMasqBit"));
@@ -74,6 +75,14 @@ impl Conf {
                 )));
             }
             backend = Some(theirs);
+            if theirs == Backend::Iptables {
+                conditions.iter().try_for_each(|text| xtables::word(text).map(drop))?;
+            } else if let Some(text) =
+                conditions.iter().find(|text| text.contains(|c: char| c.is_control() || c == ';' || c == '#'))
+            {
+                // These end nft's rule.
+                return Err(Error::internal(format!("{text:?} cannot be a word of {key}")));
+            }
         }
         Ok(Self {
             mappings: mappings(&f)?,

@@ -118,7 +118,12 @@ fn entries(call: &Call<'_>, conf: &Conf, v4: bool, own: &str) -> Vec<Entry> {
     let mut protocols: Vec<&str> = conf.mappings.iter().map(|m| m.protocol.as_str()).collect();
     protocols.sort_unstable();
     protocols.dedup();
-    let conditions: String = conf.conditions(v4).iter().map(|word| format!(" {word}")).collect();
+    let conditions: String = conf
+        .conditions(v4)
+        .iter()
+        .filter_map(|text| xtables::word(text).ok())
+        .map(|w| format!(" {w}"))
+        .collect();
     let mut entries = Vec::new();
     for proto in protocols {
         let ports: Vec<String> =
