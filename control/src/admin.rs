@@ -88,12 +88,16 @@ impl Drop for AdminSocket {
     }
 }
 
+/// What is served, in the order of `docs/api.md`.
+pub const PATHS: [&str; 4] = ["/v1/status", "/v1/peers", "/v1/counters", "/v1/config"];
+
 fn router(view: Arc<View>) -> Router {
+    let [status, peers, counters, config] = PATHS;
     Router::new()
-        .route("/v1/status", get(|State(view): State<Arc<View>>| async move { Json(view.status()) }))
-        .route("/v1/peers", get(|State(view): State<Arc<View>>| async move { Json(view.peers()) }))
-        .route("/v1/counters", get(|State(view): State<Arc<View>>| async move { Json(view.counters()) }))
-        .route("/v1/config", get(|State(view): State<Arc<View>>| async move { Json(view.config()) }))
+        .route(status, get(|State(view): State<Arc<View>>| async move { Json(view.status()) }))
+        .route(peers, get(|State(view): State<Arc<View>>| async move { Json(view.peers()) }))
+        .route(counters, get(|State(view): State<Arc<View>>| async move { Json(view.counters()) }))
+        .route(config, get(|State(view): State<Arc<View>>| async move { Json(view.config()) }))
         .fallback(|| async { failure(StatusCode::NOT_FOUND, "no such resource") })
         .method_not_allowed_fallback(|| async {
             failure(StatusCode::METHOD_NOT_ALLOWED, "only GET is served here")

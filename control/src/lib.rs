@@ -30,3 +30,6 @@ pub mod state;
 pub mod subnet;
 pub mod traffic;
 pub mod view;
+
+#[cfg(test)]
+mod documented;
