@@ -88,12 +88,14 @@ impl Guard {
     pub fn start(dir: &Path, lifetime: Lifetime) -> Result<Guard> {
         fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
         // The shell reaps orphans while it waits. Of the two ways to end, "tied" reads a pipe that this process holds.
+        // The processes go before the files: a daemon that still runs takes its lease again as soon as it is removed.
         let wait = match lifetime {
             Lifetime::Tied => "exec 3<&0; cat <&3 >/dev/null & wait $!",
             Lifetime::Detached => "sleep infinity & wait $!",
         };
         let script = format!(
-            "set -e; mount -t proc proc /proc; echo ready; exec >/dev/null 2>&1; set +e; {wait}; rm -rf \"$1\""
+            "set -e; mount -t proc proc /proc; echo ready; exec >/dev/null 2>&1; set +e; {wait}; \
+             kill -KILL -1; for i in 1 2 3 4 5 6 7 8 9 10; do rm -rf \"$1\" && break; sleep 0.1; done"
         );
         let mut command = Command::new("unshare");
         command.args(["--pid", "--fork", "--kill-child=KILL", "--mount", "--propagation", "private", "--"]);

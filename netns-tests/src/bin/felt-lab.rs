@@ -361,7 +361,8 @@ fn generate(what: Gen) -> Result<()> {
         Gen::FloodServe { bind, size } => flood::serve(bind, size),
         Gen::FloodSend { to, size, rate, seconds } => flood::send(to, size, rate, seconds),
         Gen::Hold => {
-            let lab = Lab::build(Spec::new("hold", 2), Lifetime::Tied)?;
+            // With daemons, which write to the registry while the lab ends.
+            let lab = Lab::up(Spec::new("hold", 2), Lifetime::Tied)?;
             say(&format!("{}\n", lab.dir.display()))?;
             std::thread::sleep(std::time::Duration::from_secs(60));
             Ok(())
