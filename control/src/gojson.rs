@@ -4,7 +4,7 @@
 //! equal keys the last one counts, unknown keys are ignored, and anything after the value is an error. Operators
 //! rely on the first rule ("network", "Directrouting"), so every reader of such text goes through [`Object`].
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 
 use serde::de::{Deserialize, DeserializeOwned, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
@@ -73,6 +73,24 @@ fn fold(c: char) -> char {
         '\u{17f}' => 's',
         '\u{212a}' => 'k',
         _ => c.to_ascii_lowercase(),
+    }
+}
+
+/// Appends `json` without insignificant white space and with the escapes Go's encoder makes for HTML's sake.
+pub fn push_compact(out: &mut String, json: &str) {
+    let (mut in_string, mut escaped) = (false, false);
+    for c in json.chars() {
+        match c {
+            ' ' | '\t' | '\n' | '\r' if !in_string => continue,
+            '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => drop(write!(out, "\\u{:04x}", u32::from(c))),
+            _ => out.push(c),
+        }
+        match c {
+            _ if escaped => escaped = false,
+            '\\' => escaped = in_string,
+            '"' => in_string = !in_string,
+            _ => {}
+        }
     }
 }
 

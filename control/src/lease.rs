@@ -16,7 +16,7 @@ use std::time::SystemTime;
 use ipnet::{Ipv4Net, Ipv6Net};
 use serde_json::value::RawValue;
 
-use crate::gojson::Object;
+use crate::gojson::{Object, push_compact};
 
 /// What a node publishes about itself beside its subnet.
 #[derive(Debug, Clone, Default)]
@@ -128,24 +128,6 @@ fn parse_address<A: FromStr>(field: &'static str, raw: &RawValue) -> Result<A, D
         .ok()
         .and_then(|text| text.parse().ok())
         .ok_or_else(|| DecodeError::Address { field, value: raw.get().to_owned() })
-}
-
-/// Appends `json` without insignificant white space and with Go's HTML escapes.
-fn push_compact(out: &mut String, json: &str) {
-    let (mut in_string, mut escaped) = (false, false);
-    for c in json.chars() {
-        match c {
-            ' ' | '\t' | '\n' | '\r' if !in_string => continue,
-            '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => drop(write!(out, "\\u{:04x}", u32::from(c))),
-            _ => out.push(c),
-        }
-        match c {
-            _ if escaped => escaped = false,
-            '\\' => escaped = in_string,
-            '"' => in_string = !in_string,
-            _ => {}
-        }
-    }
 }
 
 /// The subnet or pair of subnets a lease covers; its text form is flannel's key, `10.5.34.0-24`,

@@ -7,7 +7,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use felt_control::lease::{Event, Lease, LeaseAttrs, WatchResult};
-use felt_control::subnet::kube::{KubeConfig, KubeManager};
+use felt_control::subnet::kube::{KubeConfig, KubeManager, Limits};
 use felt_control::subnet::{KeepError, SubnetManager};
 use serde_json::{Value, json};
 
@@ -53,6 +53,7 @@ fn manager(server: &ApiServer) -> (KubeManager, tempfile::TempDir) {
         set_node_network_unavailable: true,
         node_name: Some("n1".to_owned()),
         pod: None,
+        limits: Limits::default(),
     };
     (KubeManager::new(config).unwrap(), dir)
 }

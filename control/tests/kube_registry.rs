@@ -2,131 +2,18 @@
 
 mod support;
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
-use felt_control::lease::{Event, Lease, LeaseAttrs, SubnetKey, WatchResult};
-use felt_control::netconfig::NetworkConfig;
+use felt_control::lease::{Event, Lease, LeaseAttrs, WatchResult};
 use felt_control::subnet::kube::{KubeConfig, KubeConfigError, KubeManager};
 use felt_control::subnet::{AcquireError, ConfigError, KeepError, SubnetManager};
-use serde_json::value::RawValue;
-use serde_json::{Value, json};
-use tempfile::TempDir;
+use serde_json::json;
 
-use self::support::kube_api::KubeApi;
+use self::support::kube_fixture::{
+    DUAL, Fixture, V4, acquire, annotations, cidr, dual, key, keys, name, network, vxlan, write_kubeconfig,
+};
 use self::support::proxy::Proxy;
 use self::support::{Keep, SOON, Watch, eventually};
-
-const PREFIX: &str = "flannel.alpha.coreos.com";
-const V4: &str = r#"{"Network":"10.244.0.0/16","Backend":{"Type":"vxlan"}}"#;
-const DUAL: &str = r#"{"Network":"10.244.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:244::/48","Backend":{"Type":"vxlan"}}"#;
-
-/// An API, a configuration file, and a manager for node `n1`.
-struct Fixture {
-    api: KubeApi,
-    dir: TempDir,
-}
-
-impl Fixture {
-    async fn new(net: &str) -> Fixture {
-        let fixture = Fixture { api: KubeApi::start().await, dir: TempDir::new().unwrap() };
-        std::fs::write(fixture.net_config(), net).unwrap();
-        fixture
-    }
-
-    fn net_config(&self) -> std::path::PathBuf {
-        self.dir.path().join("net-conf.json")
-    }
-
-    fn config(&self) -> KubeConfig {
-        KubeConfig {
-            api_url: Some(self.api.url()),
-            kubeconfig: None,
-            annotation_prefix: PREFIX.to_owned(),
-            net_config: self.net_config(),
-            set_node_network_unavailable: true,
-            node_name: Some("n1".to_owned()),
-            pod: None,
-        }
-    }
-
-    fn manager(&self) -> KubeManager {
-        KubeManager::new(self.config()).unwrap()
-    }
-
-    fn add_own_node(&self) {
-        self.api.add_node(
-            "n1",
-            json!({"podCIDR": "10.244.1.0/24", "podCIDRs": ["10.244.1.0/24"]}),
-            json!({}),
-        );
-    }
-}
-
-fn key(text: &str) -> SubnetKey {
-    text.parse().unwrap()
-}
-
-fn name(key: &str) -> String {
-    format!("{PREFIX}/{key}")
-}
-
-fn vtep(mac: &str) -> Option<Box<RawValue>> {
-    Some(RawValue::from_string(format!(r#"{{"VNI":1,"VtepMAC":"{mac}"}}"#)).unwrap())
-}
-
-fn vxlan(n: u8) -> LeaseAttrs {
-    LeaseAttrs {
-        public_ip: Some([198, 18, 0, n].into()),
-        backend_type: "vxlan".to_owned(),
-        backend_data: vtep(&format!("02:00:00:00:00:{n:02x}")),
-        ..LeaseAttrs::default()
-    }
-}
-
-fn dual(n: u8) -> LeaseAttrs {
-    LeaseAttrs {
-        public_ipv6: Some([0xfd77, 0, 0, 0, 0, 0, 0, n.into()].into()),
-        backend_v6_data: vtep(&format!("02:06:00:00:00:{n:02x}")),
-        ..vxlan(n)
-    }
-}
-
-/// The annotations of a flannel node.
-fn annotations(attrs: &LeaseAttrs) -> Value {
-    let mut all = json!({
-        name("kube-subnet-manager"): "true",
-        name("backend-type"): attrs.backend_type,
-        name("backend-data"): attrs.backend_data.as_ref().map_or("null", |data| data.get()),
-        name("public-ip"): attrs.public_ip.unwrap().to_string(),
-        "volumes.kubernetes.io/controller-managed-attach-detach": "true",
-    });
-    if let Some(ip) = attrs.public_ipv6 {
-        all[name("public-ipv6")] = ip.to_string().into();
-        all[name("backend-v6-data")] = attrs.backend_v6_data.as_ref().unwrap().get().into();
-    }
-    all
-}
-
-fn cidr(n: u16) -> Value {
-    let cidr = format!("10.244.{n}.0/24");
-    json!({"podCIDR": cidr, "podCIDRs": [cidr]})
-}
-
-async fn network(manager: &KubeManager) -> NetworkConfig {
-    manager.network_config().await.unwrap()
-}
-
-async fn acquire(manager: &KubeManager, attrs: &LeaseAttrs) -> Lease {
-    let net = network(manager).await;
-    tokio::time::timeout(SOON, manager.acquire(&net, attrs, None)).await.expect("in time").unwrap()
-}
-
-fn keys(leases: &[Lease]) -> Vec<String> {
-    let mut keys: Vec<String> = leases.iter().map(|lease| lease.key.to_string()).collect();
-    keys.sort();
-    keys
-}
 
 #[tokio::test]
 async fn annotations_and_condition_are_patched_as_flannel_does() {
@@ -430,7 +317,7 @@ async fn rotated_token_is_read_again() {
     let token = fixture.dir.path().join("token");
     std::fs::write(&token, "old").unwrap();
     let kubeconfig = fixture.dir.path().join("kubeconfig");
-    write_kubeconfig(&kubeconfig, &fixture.api.url(), &token);
+    write_kubeconfig(&kubeconfig, &fixture.api.url(), &token, None);
     let config = KubeConfig { api_url: None, kubeconfig: Some(kubeconfig), ..fixture.config() };
     fixture.api.require_token("old");
     let manager = KubeManager::new(config).unwrap();
@@ -449,16 +336,6 @@ async fn rotated_token_is_read_again() {
     fixture.api.add_node("n2", cidr(2), annotations(&vxlan(2)));
     assert!(matches!(watch.event().await, Event::Added(lease) if lease.attrs == vxlan(2)));
     keep.stop().await;
-}
-
-fn write_kubeconfig(path: &Path, server: &str, token: &Path) {
-    let text = json!({
-        "apiVersion": "v1", "kind": "Config", "current-context": "c",
-        "clusters": [{"name": "c", "cluster": {"server": server}}],
-        "users": [{"name": "u", "user": {"tokenFile": token}}],
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-    });
-    std::fs::write(path, text.to_string()).unwrap();
 }
 
 #[tokio::test]

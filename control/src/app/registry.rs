@@ -8,7 +8,7 @@ use crate::cli::{EtcdOptions, KubeOptions, Options};
 use crate::subnet::SubnetManager;
 use crate::subnet::etcd::{EtcdConfig, EtcdManager};
 use crate::subnet::file::FileManager;
-use crate::subnet::kube::{KubeConfig, KubeManager};
+use crate::subnet::kube::{KubeConfig, KubeManager, Limits};
 use crate::subnet::term::Term;
 
 /// The registry the flags choose.
@@ -57,5 +57,6 @@ fn kube_config(options: &KubeOptions) -> KubeConfig {
         set_node_network_unavailable: options.set_node_network_unavailable,
         node_name: None,
         pod: None,
+        limits: Limits::default(),
     }
 }

@@ -34,6 +34,62 @@ fn strings(len: u8, first: &str, last: &str) -> (u8, String, String) {
     (len, first.to_owned(), last.to_owned())
 }
 
+/// Configurations that users reported, and what becomes of each: derived lengths and the backend, or what the error says.
+#[test]
+fn configurations_from_the_field_have_the_expected_result() {
+    enum Becomes {
+        /// Network, length of subnets, backend.
+        Config(&'static str, u8, &'static str),
+        Error(&'static [&'static str]),
+    }
+    use Becomes::{Config, Error};
+    let six = |rest: &str| format!(r#"{{"EnableIPv4":false,"EnableIPv6":true,{rest}}}"#);
+    let four = |rest: &str| format!(r#"{{"Network":"10.50.0.0/16",{rest}}}"#);
+    let plain = "10.50.0.0/16";
+    for (text, becomes) in [
+        (r#"{"Network":"10.50.0.0/16"}"#.to_owned(), Config(plain, 24, "udp")),
+        (r#"{"Network":"10.50.0.0/23"}"#.to_owned(), Config("10.50.0.0/23", 25, "udp")),
+        (r#"{"Network":"10.50.0.0/29"}"#.to_owned(), Error(&["Network:", "too small"])),
+        (r#"{"Network":"10.50.0.0/32"}"#.to_owned(), Error(&["Network:", "too small"])),
+        (four(r#""SubnetLen":17"#), Error(&["SubnetLen:", "four subnets"])),
+        (four(r#""SubnetMin":"10.51.0.0""#), Error(&["SubnetMin:", "outside"])),
+        (r#"{"Network":"10.50.5.0/16"}"#.to_owned(), Config(plain, 24, "udp")),
+        (four(r#""Backend":{"Type":"vxlan","Directrouting":true}"#), Config(plain, 24, "vxlan")),
+        (four(r#""X":1,"Backend":{"Type":"vxlan","Y":[{}]}"#), Config(plain, 24, "vxlan")),
+        (four(r#""Backend":{}"#), Config(plain, 24, "udp")),
+        (four(r#""Backend":null"#), Config(plain, 24, "udp")),
+        (r#"{\"Network\":\"10.50.0.0/16\"}"#.to_owned(), Error(&[])),
+        (four(r#""EnableIPv6":true"#), Error(&["IPv6Network:", "missing"])),
+        (six(r#""IPv6Network":"fd00:50::/120","IPv6SubnetLen":127"#), Error(&["IPv6SubnetLen:", "/126"])),
+        (six(r#""IPv6Network":"fd00:50::/120""#), Config("fd00:50::/120", 122, "udp")),
+        (six(r#""IPv6Network":"::/0""#), Error(&["IPv6Network:", "missing"])),
+        (six(r#""IPv6Network":"fd00:50::1/128""#), Error(&["IPv6Network:", "too small"])),
+        (r#"{"Network":"10.0.0.0/0"}"#.to_owned(), Error(&["Network:", "missing"])),
+    ] {
+        match becomes {
+            Error(parts) => fails(&text, parts),
+            Config(network, len, backend) => {
+                let config = ok(&text);
+                let (found, found_len) = match (config.ipv4, config.ipv4_pool, config.ipv6, config.ipv6_pool)
+                {
+                    (Some(net), Some(pool), ..) => (net.to_string(), pool.subnet_len()),
+                    (_, _, Some(net), Some(pool)) => (net.to_string(), pool.subnet_len()),
+                    _ => panic!("{text}: no network"),
+                };
+                assert_eq!((found.as_str(), found_len), (network, len), "{text}");
+                assert_eq!(config.backend.kind.name(), backend, "{text}");
+            }
+        }
+    }
+    let BackendKind::Vxlan(vxlan) =
+        ok(&four(r#""Backend":{"Type":"vxlan","Directrouting":true}"#)).backend.kind
+    else {
+        panic!("not vxlan")
+    };
+    assert!(vxlan.direct_routing);
+    assert!(ok(r#"{"Network":"10.50.5.0/16"}"#).notes[0].contains("10.50.0.0/16"), "said in the log");
+}
+
 #[test]
 fn derives_the_ipv4_subnet_size_from_the_network() {
     for (network, len, first, last) in [

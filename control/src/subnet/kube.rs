@@ -26,6 +26,7 @@ use tracing::{info, warn};
 
 pub use self::annotations::PrefixError;
 use self::annotations::{Prefix, changed};
+pub use self::api::Limits;
 use self::api::{Api, ApiError, Source};
 use self::node::Node;
 use super::published::Published;
@@ -59,6 +60,8 @@ pub struct KubeConfig {
     pub node_name: Option<String>,
     /// `POD_NAMESPACE` and `POD_NAME`, to ask for the node's name.
     pub pod: Option<(String, String)>,
+    /// How long the API may keep us waiting.
+    pub limits: Limits,
 }
 
 /// The flags or the environment do not do.
@@ -124,7 +127,8 @@ impl KubeManager {
             (None, Some(_)) => OnceCell::new(),
             (None, None) => return Err(KubeConfigError::NoNodeName),
         };
-        let api = Api::new(Source { url: config.api_url.clone(), kubeconfig: config.kubeconfig.clone() });
+        let source = Source { url: config.api_url.clone(), kubeconfig: config.kubeconfig.clone() };
+        let api = Api::new(source, config.limits);
         let shared = Shared { api, prefix, config, node_name, published: Published::default() };
         Ok(KubeManager { shared: Arc::new(shared) })
     }

@@ -6,7 +6,8 @@ use std::sync::OnceLock;
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
 
-/// `ca.pem`, `server.pem`, `server.key`, `client.pem`, `client.key`, and `other-ca.pem` of a stranger.
+/// `ca.pem`, `server.pem`, `server.key`, `client.pem`, `client.key`; and of another authority `other-ca.pem`,
+/// `other-server.pem`, `other-server.key`.
 pub(crate) struct Certs {
     dir: TempDir,
 }
@@ -30,17 +31,20 @@ impl Certs {
             params.distinguished_name.push(rcgen::DnType::CommonName, name);
             let key = KeyPair::generate().unwrap();
             certs.write(&format!("{name}.pem"), &params.self_signed(&key).unwrap().pem());
+            let issuer = Issuer::new(params, key);
             if name == "ca" {
-                let issuer = Issuer::new(params, key);
                 certs.issue("server", &issuer);
                 certs.issue("client", &issuer);
+            } else {
+                certs.issue("other-server", &issuer);
             }
         }
         certs
     }
 
     fn issue(&self, name: &str, issuer: &Issuer<'_, KeyPair>) {
-        let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+        let mut params =
+            CertificateParams::new(vec!["127.0.0.1".to_owned(), "198.18.0.254".to_owned()]).unwrap();
         params.distinguished_name.push(rcgen::DnType::CommonName, name);
         // etcd's gateway shows the server's certificate to its own server.
         params.extended_key_usages =

@@ -3,7 +3,10 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
@@ -11,7 +14,13 @@ use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::{Value, json};
+use tokio::net::TcpStream;
 use tokio::sync::watch;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::server::TlsStream;
 
 /// A request as it arrived.
 #[derive(Debug, Clone)]
@@ -21,6 +30,56 @@ pub(crate) struct Recorded {
     pub(crate) path: String,
     pub(crate) content_type: String,
     pub(crate) body: String,
+}
+
+/// The server's certificate, which may be exchanged while it runs.
+pub(crate) struct Tls(Mutex<TlsAcceptor>);
+
+impl Tls {
+    /// Certificate and key, PEM.
+    pub(crate) fn new(cert: &Path, key: &Path) -> Arc<Tls> {
+        Arc::new(Tls(Mutex::new(acceptor(cert, key))))
+    }
+
+    /// New connections get another certificate.
+    pub(crate) fn exchange(&self, cert: &Path, key: &Path) {
+        *self.0.lock().expect("acceptor") = acceptor(cert, key);
+    }
+}
+
+fn acceptor(cert: &Path, key: &Path) -> TlsAcceptor {
+    let cert = CertificateDer::from_pem_file(cert).expect("certificate");
+    let key = PrivateKeyDer::from_pem_file(key).expect("key");
+    let provider = Arc::new(tokio_rustls::rustls::crypto::ring::default_provider());
+    let config = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let config = config.expect("protocol versions").with_no_client_auth().with_single_cert(vec![cert], key);
+    TlsAcceptor::from(Arc::new(config.expect("a certificate with its key")))
+}
+
+struct TlsListener {
+    listener: tokio::net::TcpListener,
+    tls: Arc<Tls>,
+}
+
+impl axum::serve::Listener for TlsListener {
+    type Io = TlsStream<TcpStream>;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
+        loop {
+            let Ok((stream, from)) = self.listener.accept().await else { continue };
+            let acceptor = self.tls.0.lock().expect("acceptor").clone();
+            // A client that does not like the certificate is its own problem.
+            let handshake = tokio::time::timeout(Duration::from_secs(5), acceptor.accept(stream));
+            if let Ok(Ok(stream)) = handshake.await {
+                return (stream, from);
+            }
+        }
+    }
+
+    fn local_addr(&self) -> std::io::Result<Self::Addr> {
+        self.listener.local_addr()
+    }
 }
 
 /// The API; ends with the value.
@@ -52,6 +111,10 @@ struct State {
     requests: Vec<Recorded>,
     /// Watches of an older generation end.
     generation: u64,
+    /// Watches say nothing, as over a connection that died unnoticed.
+    mute: bool,
+    /// Nothing is answered at all.
+    hangs: bool,
     uids: u64,
 }
 
@@ -63,13 +126,25 @@ struct Fault {
 }
 
 impl KubeApi {
+    /// On a free port of 127.0.0.1, without TLS.
     pub(crate) async fn start() -> KubeApi {
+        Self::on(TcpListener::bind("127.0.0.1:0").expect("a free port"), None)
+    }
+
+    /// On a listening socket, which may belong to another network namespace; inside a runtime.
+    pub(crate) fn on(listener: TcpListener, tls: Option<Arc<Tls>>) -> KubeApi {
         let state = Arc::new(Shared { state: Mutex::default(), changed: watch::channel(0).0 });
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let port = listener.local_addr().expect("its address").port();
+        listener.set_nonblocking(true).expect("non-blocking");
+        let listener = tokio::net::TcpListener::from_std(listener).expect("the runtime's listener");
         let shared = Arc::clone(&state);
         let router = Router::new().fallback(move |request| answer(Arc::clone(&shared), request));
-        let task = tokio::spawn(async move { axum::serve(listener, router).await.expect("serve") });
+        let task = tokio::spawn(async move {
+            match tls {
+                None => axum::serve(listener, router).await.expect("serve"),
+                Some(tls) => axum::serve(TlsListener { listener, tls }, router).await.expect("serve"),
+            }
+        });
         KubeApi { state, port, task }
     }
 
@@ -113,6 +188,11 @@ impl KubeApi {
             edit(&mut node);
             state.put("MODIFIED", name, node);
         });
+    }
+
+    /// Makes a node other than it is without any event, before anybody watches.
+    pub(crate) fn edit_node_quietly(&self, name: &str, edit: impl FnOnce(&mut Value)) {
+        edit(self.lock().nodes.get_mut(name).expect("node"));
     }
 
     pub(crate) fn delete_node(&self, name: &str) {
@@ -168,6 +248,29 @@ impl KubeApi {
             state.gone_as_event = as_event;
             state.generation += 1;
         });
+    }
+
+    /// The state of a backup: no history, and resource versions that begin again.
+    pub(crate) fn restore_backup(&self) {
+        self.change(|state| {
+            state.version = 1;
+            state.oldest = 0;
+            state.history.clear();
+            state.generation += 1;
+            for node in state.nodes.values_mut() {
+                node["metadata"]["resourceVersion"] = "1".into();
+            }
+        });
+    }
+
+    /// Watches say nothing from now on, and do not end either; new ones are answered as before once `mute` is off.
+    pub(crate) fn mute(&self, mute: bool) {
+        self.change(|state| state.mute = mute);
+    }
+
+    /// Requests get no answer until this is off again.
+    pub(crate) fn hang(&self, hangs: bool) {
+        self.change(|state| state.hangs = hangs);
     }
 
     /// Ends all watches in order.
@@ -282,10 +385,14 @@ async fn answer(shared: Arc<Shared>, request: Request) -> Response {
         if state.token.as_ref().is_some_and(|token| header("authorization") != format!("Bearer {token}")) {
             return status(401, "Unauthorized", "Unauthorized");
         }
-        if let Some(code) = state.fault(&method, &path) {
+        if let Some(code) = state.fault(&method, &parts.uri.to_string()) {
             let reason = if code == 403 { "Forbidden" } else { "InternalError" };
             return status(code, reason, "as the test wants it");
         }
+    }
+    let mut changed = shared.changed.subscribe();
+    while shared.state.lock().unwrap().hangs {
+        let _ = changed.changed().await;
     }
     let segments: Vec<&str> = path.trim_matches('/').split('/').collect();
     match (method.as_str(), segments.as_slice()) {
@@ -340,7 +447,11 @@ fn watch_nodes(shared: Arc<Shared>, query: &BTreeMap<String, String>) -> Respons
     }
     let query = query.clone();
     let changed = shared.changed.subscribe();
-    let stream = futures::stream::unfold((from, changed), move |(mut at, mut changed)| {
+    let begin = {
+        let state = shared.state.lock().unwrap();
+        state.history.iter().take_while(|(version, _)| *version <= from).count()
+    };
+    let stream = futures::stream::unfold((begin, changed), move |(mut next, mut changed)| {
         let (shared, query) = (Arc::clone(&shared), query.clone());
         async move {
             loop {
@@ -348,21 +459,24 @@ fn watch_nodes(shared: Arc<Shared>, query: &BTreeMap<String, String>) -> Respons
                 let mut lines = String::new();
                 {
                     let state = shared.state.lock().unwrap();
-                    if state.generation != generation {
+                    if !state.mute && state.generation != generation {
                         return None;
                     }
-                    let from = at;
-                    for (version, event) in state.history.iter().filter(|(version, _)| *version > from) {
-                        let name = event["object"]["metadata"]["name"].as_str().unwrap_or_default();
-                        if event["type"] == "BOOKMARK" || selects(&query, name) {
-                            lines += &event.to_string();
-                            lines.push('\n');
+                    if !state.mute {
+                        for (version, event) in state.history.iter().skip(next) {
+                            let name = event["object"]["metadata"]["name"].as_str().unwrap_or_default();
+                            // Old changes are of no interest, but where the server stands is.
+                            let bookmark = event["type"] == "BOOKMARK";
+                            if bookmark || *version > from && selects(&query, name) {
+                                lines += &event.to_string();
+                                lines.push('\n');
+                            }
                         }
-                        at = at.max(*version);
+                        next = state.history.len();
                     }
                 }
                 if !lines.is_empty() {
-                    return Some((Ok::<String, Infallible>(lines), (at, changed)));
+                    return Some((Ok::<String, Infallible>(lines), (next, changed)));
                 }
                 changed.changed().await.ok()?;
             }

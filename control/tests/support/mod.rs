@@ -4,7 +4,9 @@
 pub(crate) mod apiserver;
 pub(crate) mod certs;
 pub(crate) mod etcd;
+pub(crate) mod etcd_fixture;
 pub(crate) mod kube_api;
+pub(crate) mod kube_fixture;
 pub(crate) mod proxy;
 
 use std::time::{Duration, Instant};

@@ -18,6 +18,9 @@ use crate::subnet::backoff::Backoff;
 /// Largest answer of a watch; a burst of changes comes as one message.
 const MAX_MESSAGE: usize = 64 << 20;
 
+/// Keys without a lease that one list complains about by name.
+const SHOWN: usize = 5;
+
 /// How far the leases are known.
 #[derive(Debug, Clone, Copy)]
 struct Position {
@@ -45,6 +48,18 @@ impl Warned {
     fn warn(&mut self, key: &str, reason: &str) {
         if self.0.insert(key.to_owned()) {
             warn!("ignoring key {key}: {reason}");
+        }
+    }
+
+    /// Complains about the first few of many.
+    fn warn_all(&mut self, keys: impl Iterator<Item = (String, String)>) {
+        let new: Vec<_> = keys.filter(|(key, _)| !self.0.contains(key)).collect();
+        for (key, reason) in new.iter().take(SHOWN) {
+            self.warn(key, reason);
+        }
+        if new.len() > SHOWN {
+            warn!("ignoring {} more keys that are no leases", new.len() - SHOWN);
+            self.0.extend(new.into_iter().map(|(key, _)| key));
         }
     }
 }
@@ -100,14 +115,12 @@ impl Shared {
         warned: &mut Warned,
     ) -> Result<Option<Position>, SubnetError> {
         let listing = self.store.list().await?;
-        for key in &listing.foreign {
-            warned.warn(key, "its name is no subnet");
-        }
-        for stored in &listing.entries {
-            if let Err(reason) = stored.attrs() {
-                warned.warn(&self.store.keys.lease(&stored.key), &reason);
-            }
-        }
+        let foreign = listing.foreign.iter().map(|key| (key.clone(), "its name is no subnet".to_owned()));
+        let unreadable = listing.entries.iter().filter_map(|stored| {
+            let reason = stored.attrs().err()?;
+            Some((self.store.keys.lease(&stored.key), reason))
+        });
+        warned.warn_all(foreign.chain(unreadable));
         let (leases, _) = self.split(&listing);
         let position = Position { revision: listing.revision, cluster: listing.cluster };
         Ok(tx.send(WatchResult::Snapshot(leases)).await.ok().map(|()| position))
@@ -176,8 +189,9 @@ impl Shared {
         let kv = event.kv()?;
         let name = String::from_utf8_lossy(kv.key());
         let Some(key) = self.store.keys.subnet(kv.key()) else {
-            if event.event_type() == EventType::Put {
-                warned.warn(&name, "its name is no subnet");
+            match event.event_type() {
+                EventType::Put => warned.warn(&name, "its name is no subnet"),
+                EventType::Delete => drop(warned.0.remove(name.as_ref())),
             }
             return None;
         };

@@ -11,6 +11,7 @@ use std::str::FromStr;
 use serde_json::value::RawValue;
 use thiserror::Error;
 
+use crate::gojson::push_compact;
 use crate::lease::LeaseAttrs;
 
 /// Annotations of a node.
@@ -148,21 +149,11 @@ impl Prefix {
     }
 }
 
-/// JSON without white space, `null` for none.
+/// JSON as Go writes it, `null` for none.
 fn compact(data: Option<&RawValue>) -> String {
-    let Some(data) = data else { return "null".to_owned() };
-    let (mut in_string, mut escaped) = (false, false);
-    let keep = |c: &char| {
-        let keep = in_string || !matches!(c, ' ' | '\t' | '\n' | '\r');
-        match c {
-            _ if escaped => escaped = false,
-            '\\' => escaped = in_string,
-            '"' => in_string = !in_string,
-            _ => {}
-        }
-        keep
-    };
-    data.get().chars().filter(keep).collect()
+    let mut out = String::new();
+    push_compact(&mut out, data.map_or("null", RawValue::get));
+    out
 }
 
 /// The members of `wanted` that `present` lacks or has with another value.

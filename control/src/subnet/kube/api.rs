@@ -21,14 +21,27 @@ use tokio::time::timeout;
 
 use super::annotations::Annotations;
 use super::node::{Node, NodeList};
+use crate::gojson::push_compact;
 use crate::subnet::SubnetError;
 
-/// Limit for one request that is no watch.
-const REQUEST: Duration = Duration::from_secs(15);
 /// Nodes per page: their JSON is up to 20 kB each, and only one page is in memory at a time.
 const PAGE: u32 = 200;
-/// A watch without any event, bookmarks included, is dead after this time; the API server sends a bookmark a minute.
-const SILENCE: Duration = Duration::from_secs(150);
+
+/// How long the API may keep us waiting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Limit for one request that is no watch.
+    pub request: Duration,
+    /// A watch without any event, bookmarks included, is dead after this time. The API server sends a bookmark a
+    /// minute, so a connection that died without a sign is noticed.
+    pub silence: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits { request: Duration::from_secs(15), silence: Duration::from_secs(150) }
+    }
+}
 
 /// Where the API is and who we are there.
 #[derive(Debug, Clone)]
@@ -42,14 +55,11 @@ pub(super) struct Source {
 #[derive(Debug)]
 pub(super) enum ApiError {
     /// The server said no.
-    Status {
-        code: u16,
-        reason: String,
-        message: String,
-    },
+    Status { code: u16, reason: String, message: String },
     /// There was no usable answer.
     Broken(String),
-    TimedOut,
+    /// None in this time.
+    TimedOut(Duration),
 }
 
 impl fmt::Display for ApiError {
@@ -60,7 +70,7 @@ impl fmt::Display for ApiError {
                 write!(f, "{text} (HTTP status {code})")
             }
             ApiError::Broken(text) => f.write_str(text),
-            ApiError::TimedOut => write!(f, "no answer within {REQUEST:?}"),
+            ApiError::TimedOut(limit) => write!(f, "no answer within {limit:?}"),
         }
     }
 }
@@ -101,6 +111,7 @@ impl ApiError {
 #[derive(Debug)]
 pub(super) struct Api {
     source: Source,
+    limits: Limits,
     client: Mutex<Option<KeptClient>>,
 }
 
@@ -149,8 +160,8 @@ impl NodeEvent {
 }
 
 impl Api {
-    pub(super) fn new(source: Source) -> Self {
-        Api { source, client: Mutex::new(None) }
+    pub(super) fn new(source: Source, limits: Limits) -> Self {
+        Api { source, limits, client: Mutex::new(None) }
     }
 
     /// Where it is, for messages.
@@ -205,11 +216,12 @@ impl Api {
         let client = self.client().await?;
         let stream = self.limited(client.request_stream(request)).await?;
         let lines = Box::pin(stream.lines());
-        Ok(futures::stream::unfold(Some(lines), |lines| async move {
+        let silence = self.limits.silence;
+        Ok(futures::stream::unfold(Some(lines), move |lines| async move {
             let mut lines = lines?;
             loop {
                 let broken = |text: String| Some((Err(ApiError::Broken(text)), None));
-                return match timeout(SILENCE, lines.next()).await {
+                return match timeout(silence, lines.next()).await {
                     Ok(None) => None,
                     Ok(Some(Ok(line))) if line.is_empty() => continue,
                     Ok(Some(Ok(line))) => match NodeEvent::parse(&line) {
@@ -222,7 +234,7 @@ impl Api {
                         }
                     },
                     Ok(Some(Err(error))) => broken(chain(&error)),
-                    Err(_) => broken(format!("the watch was silent for {SILENCE:?}")),
+                    Err(_) => broken(format!("the watch was silent for {silence:?}")),
                 };
             }
         }))
@@ -255,8 +267,12 @@ impl Api {
         node: &str,
         annotations: &Annotations,
     ) -> Result<(), ApiError> {
-        let body = serde_json::json!({ "metadata": { "annotations": annotations } });
-        self.patch_status(node, body.to_string()).await
+        let mut body = String::new();
+        push_compact(
+            &mut body,
+            &serde_json::json!({ "metadata": { "annotations": annotations } }).to_string(),
+        );
+        self.patch_status(node, body).await
     }
 
     /// Tells Kubernetes that the node's network is there.
@@ -284,10 +300,10 @@ impl Api {
 
     /// Waits for an answer, and forgets the client when another one might fare better.
     async fn limited<T>(&self, answer: impl Future<Output = Result<T, Error>>) -> Result<T, ApiError> {
-        let error = match timeout(REQUEST, answer).await {
+        let error = match timeout(self.limits.request, answer).await {
             Ok(Ok(answer)) => return Ok(answer),
             Ok(Err(error)) => api_error(error),
-            Err(_) => ApiError::TimedOut,
+            Err(_) => ApiError::TimedOut(self.limits.request),
         };
         if matches!(error.code(), 0 | 401) {
             *self.client.lock().unwrap_or_else(PoisonError::into_inner) = None;

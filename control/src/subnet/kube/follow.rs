@@ -90,14 +90,17 @@ impl Shared {
         tx: &mpsc::Sender<WatchResult>,
         known: &mut Known,
     ) -> Result<Option<String>, ApiError> {
-        let mut found = HashMap::new();
+        let (mut found, mut unreadable) = (HashMap::new(), HashSet::new());
         let listed = self.api.list_nodes(None, |node| {
             let name = node.metadata.name.clone();
             match known.read(self, &node) {
                 Some(Some(lease)) => drop(found.insert(name, lease)),
                 Some(None) => {}
-                // Unreadable now: what it was before still holds.
-                None => drop(known.leases.get(&name).map(|lease| found.insert(name, lease.clone()))),
+                None => {
+                    // What it was before still holds.
+                    found.extend(known.leases.get(&name).map(|lease| (name.clone(), lease.clone())));
+                    unreadable.insert(name);
+                }
             }
         });
         let version = match listed.await {
@@ -106,7 +109,8 @@ impl Shared {
             }
             result => result?,
         };
-        known.warned.retain(|name| found.contains_key(name));
+        // What is left are names of nodes deleted meanwhile.
+        known.warned.retain(|name| unreadable.contains(name));
         known.leases = found;
         let leases = known.leases.values().cloned().collect();
         Ok(tx.send(WatchResult::Snapshot(leases)).await.ok().map(|()| version))
@@ -132,6 +136,7 @@ impl Shared {
             let mut events = Vec::new();
             let mut end = None;
             for event in chunk {
+                let deleted = matches!(event, Ok(NodeEvent::Deleted(_)));
                 let at = match event {
                     Ok(NodeEvent::Put(node)) => {
                         known.update(self, &node, &mut events);
@@ -152,6 +157,15 @@ impl Shared {
                         break;
                     }
                 };
+                if is_before(&at, version) {
+                    if deleted {
+                        // Older servers show a deleted node with the version of its last change.
+                        continue;
+                    }
+                    // The API server was restored from a backup: what happened before is not known any more.
+                    end = Some(End::Gone);
+                    break;
+                }
                 if !at.is_empty() {
                     *version = at;
                 }
@@ -165,6 +179,13 @@ impl Shared {
         }
         End::Over
     }
+}
+
+/// Whether a resource version is older than another. They are numbers in the order of the changes to one resource
+/// (Kubernetes, "Resource versions"); what is no number is not compared.
+fn is_before(version: &str, other: &str) -> bool {
+    let number = |text: &str| text.parse::<u128>().ok();
+    number(version).zip(number(other)).is_some_and(|(version, other)| version < other)
 }
 
 fn recovered(trouble: &mut Option<Instant>) {
