@@ -18,6 +18,7 @@ pub mod backend;
 pub mod cli;
 pub mod command;
 pub mod gojson;
+pub mod handover;
 pub mod health;
 pub mod iface;
 pub mod lease;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::api::{self, Phase};
 use crate::backend::Report;
 use crate::cli::Options;
+use crate::handover::Offer;
 use crate::iface::External;
 use crate::lease::{Event, Lease, LeaseSet, WatchResult};
 use crate::netconfig::NetworkConfig;
@@ -63,6 +64,10 @@ pub struct Inner {
     pub rules: Option<Arc<TrafficCounters>>,
     /// Why the traffic rules are not in.
     pub rules_missing: Option<String>,
+    /// Where a successor's offers go, once packets flow.
+    pub handover: Option<tokio::sync::mpsc::Sender<Offer>>,
+    /// A successor has the packets.
+    pub handed_over: bool,
 }
 
 impl View {

@@ -13,7 +13,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -107,6 +107,16 @@ pub struct Port<D, S, A> {
     pub answers: Option<[A; 2]>,
 }
 
+/// The kernel's ends of one worker. They live as long as any process holds them, and with them the packets that wait
+/// in them: an engine that goes on with them loses and reorders nothing.
+#[derive(Debug)]
+pub struct Ends {
+    /// The TUN queue.
+    pub queue: OwnedFd,
+    /// The underlay socket.
+    pub socket: OwnedFd,
+}
+
 /// Controls a running engine. Dropping it stops the engine.
 pub struct Handle {
     publisher: Mutex<Publisher<Table>>,
@@ -116,16 +126,58 @@ pub struct Handle {
     stopping: Arc<AtomicBool>,
     statuses: Vec<Arc<Status>>,
     threads: Vec<JoinHandle<()>>,
+    ends: Vec<Ends>,
 }
 
 impl Engine {
-    /// Binds the sockets, probes offloads, starts the threads. The device may be up or not.
+    /// Binds the sockets, probes offloads, starts the threads with an empty table. The device may be up or not.
     ///
     /// # Errors
     /// See [`StartError`].
     pub fn start(config: EngineConfig, tun: TunDevice) -> Result<Handle, StartError> {
+        Self::start_with(config, tun, Fib::new())
+    }
+
+    /// As [`Engine::start`], with a table that the first packet sees already.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub fn start_with(config: EngineConfig, tun: TunDevice, fib: Fib) -> Result<Handle, StartError> {
         let wanted = config.offload == OffloadMode::Auto;
-        let (tso, uso) = tun.negotiate(wanted)?;
+        let bind = |_| {
+            UdpSocket::bind(config.bind, wanted)
+                .map_err(|source| StartError::Bind { addr: config.bind, source })
+        };
+        let sockets = (0..tun.queue_count()).map(bind).collect::<Result<_, _>>()?;
+        Self::start_over(config, tun, sockets, fib)
+    }
+
+    /// Goes on where another engine, of this or another process, was [released](Handle::release). The number of
+    /// workers is that of `ends`, and the sockets stay bound where they are, whatever `config` says.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub fn resume(
+        config: EngineConfig,
+        device: &str,
+        ends: Vec<Ends>,
+        fib: Fib,
+    ) -> Result<Handle, StartError> {
+        let wanted = config.offload == OffloadMode::Auto;
+        let (queues, sockets): (Vec<_>, Vec<_>) = ends.into_iter().map(|end| (end.queue, end.socket)).unzip();
+        let adopt = |fd| UdpSocket::adopt(fd, wanted).map_err(setup("take over an underlay socket"));
+        let sockets = sockets.into_iter().map(adopt).collect::<Result<_, _>>()?;
+        Self::start_over(config, TunDevice::adopt(device, queues)?, sockets, fib)
+    }
+
+    /// One socket per queue of the device.
+    fn start_over(
+        config: EngineConfig,
+        tun: TunDevice,
+        sockets: Vec<UdpSocket>,
+        fib: Fib,
+    ) -> Result<Handle, StartError> {
+        let (tso, uso) = tun.negotiate(config.offload == OffloadMode::Auto)?;
         let offloads = SharedOffloads::default();
         offloads.tun_tso.store(tso, Relaxed);
         offloads.tun_uso.store(uso, Relaxed);
@@ -134,16 +186,14 @@ impl Engine {
         offloads.tun_gro_udp.store(uso, Relaxed);
         offloads.udp_gso_segments.store(max_segments(), Relaxed);
         let mut ports = Vec::new();
-        for device in tun.into_queues() {
-            let socket = UdpSocket::bind(config.bind, wanted)
-                .map_err(|source| StartError::Bind { addr: config.bind, source })?;
+        for (device, socket) in tun.into_queues().into_iter().zip(sockets) {
             offloads.udp_gso.store(socket.can_segment, Relaxed);
             offloads.udp_gro.store(socket.merges, Relaxed);
             let (v4, v6) = (config.tunnel_v4.is_some(), config.tunnel_v6.is_some());
             let open = || RawSockets::open(v4, v6).map_err(setup("open a raw socket for ICMP answers"));
             ports.push(Port { device, socket, answers: Some([open()?, open()?]) });
         }
-        Self::run(config, ports, offloads)
+        Self::run(config, ports, offloads, fib)
     }
 
     /// Starts an engine over any devices and sockets, one worker per port. Super-packets are merged and
@@ -168,15 +218,16 @@ impl Engine {
             flag.store(on, Relaxed);
         }
         offloads.udp_gso_segments.store(OLD_MAX_SEGMENTS, Relaxed);
-        Self::run(config, ports, offloads)
+        Self::run(config, ports, offloads, Fib::new())
     }
 
     fn run<D: Device, S: Socket, A: Answers>(
         config: EngineConfig,
         ports: Vec<Port<D, S, A>>,
         offloads: SharedOffloads,
+        fib: Fib,
     ) -> Result<Handle, StartError> {
-        let (publisher, readers) = publish::channel(Table::default(), 2 * ports.len());
+        let (publisher, readers) = publish::channel(Table::new(fib), 2 * ports.len());
         let mut readers = readers.into_iter();
         let stop = wait::eventfd().map_err(setup("make an eventfd"))?;
         let mut handle = Handle {
@@ -187,11 +238,14 @@ impl Engine {
             stopping: Arc::default(),
             statuses: Vec::new(),
             threads: Vec::new(),
+            ends: Vec::new(),
         };
         // Whatever fails below drops the handle, which ends the threads that run already.
         for (row, port) in ports.into_iter().enumerate() {
             let counters = Arc::new(WorkerCounters::default());
             handle.counters.push(counters.clone());
+            let keep = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().map_err(setup("duplicate a descriptor"));
+            handle.ends.push(Ends { queue: keep(port.device.fd())?, socket: keep(port.socket.fd())? });
             let device = Arc::new(port.device);
             let socket = Arc::new(port.socket);
             let [out_answers, in_answers] = match port.answers {
@@ -297,6 +351,25 @@ impl Handle {
         }
     }
 
+    /// Stops the threads, waits for them, and gives away what they worked on: packets wait in the kernel until
+    /// somebody [goes on](Engine::resume), or are lost when the last holder drops it.
+    pub fn release(mut self) -> Vec<Ends> {
+        self.end_threads();
+        std::mem::take(&mut self.ends)
+    }
+
+    fn end_threads(&mut self) {
+        self.stopping.store(true, Relaxed);
+        if let Ok(stop) = self.stop.try_clone() {
+            // It fails only when the counter would overflow: then it has been raised.
+            let _ = File::from(stop).write(&1u64.to_ne_bytes());
+        }
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has said so on stderr, and is_alive said it since.
+            let _ = thread.join();
+        }
+    }
+
     /// Stops the threads and waits for them: some milliseconds. The TUN device stays if it is persistent.
     pub fn stop(self) {
         drop(self);
@@ -311,14 +384,6 @@ impl fmt::Debug for Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.stopping.store(true, Relaxed);
-        if let Ok(stop) = self.stop.try_clone() {
-            // It fails only when the counter would overflow: then it has been raised.
-            let _ = File::from(stop).write(&1u64.to_ne_bytes());
-        }
-        for thread in self.threads.drain(..) {
-            // A thread that panicked has said so on stderr, and is_alive said it since.
-            let _ = thread.join();
-        }
+        self.end_threads();
     }
 }

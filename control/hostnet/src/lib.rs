@@ -13,6 +13,7 @@
 //! | [`iptables`] | rules through the iptables programs |
 //! | [`nft`] | nftables transactions and listings |
 //! | [`netns`] | opening, comparing, entering and making network namespaces |
+//! | [`rights`] | open files passed to another process |
 //! | [`sysctl`] | `/proc/sys` values |
 //! | [`subnet_env`] | the file in which the daemon tells the plugins their subnet |
 //!
@@ -53,6 +54,7 @@ pub mod netlink;
 pub mod netns;
 pub mod nft;
 pub mod packet;
+pub mod rights;
 pub mod signals;
 pub mod subnet_env;
 mod sys;

@@ -3,7 +3,8 @@
 //! ```text
 //!   signals -> cancel                     (from the first moment; any phase may be left with exit 0)
 //!   registry, admin socket, health server
-//!   network config --retry--> interface --> backend --> lease --> devices, engine
+//!   network config --retry--> interface --> backend --> lease --> watch, first snapshot
+//!   devices, engine (or those of a running daemon, see crate::handover)
 //!   subnet.env --> READY=1 --> watch -> LeaseSet -> backend thread -> tables
 //!                              keep  -> own lease renewed
 //! ```
@@ -15,6 +16,7 @@ mod exit;
 mod registry;
 mod runner;
 mod start;
+mod takeover;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -89,13 +91,14 @@ async fn run(options: Arc<Options>, env: &dyn Strings) -> Result<(), Exit> {
     tracing::info!("felt {} starting: {}", env!("CARGO_PKG_VERSION"), options.redacted());
     options.check().map_err(Exit::failure)?;
     let view = Arc::new(View::new(Arc::clone(&options)));
+    let parts = cancel.child_token();
     let outcome = tokio::select! {
-        outcome = start::start(&options, &view, &cancel, env) => outcome,
+        outcome = start::start(&options, &view, &parts, env) => outcome,
         // Whatever start was doing: nothing of it has to be undone, and the next start goes on from there.
         () = cancel.cancelled() => return Ok(()),
     };
     let running = outcome?;
-    let result = running.until_cancelled(&cancel).await;
+    let result = running.until_cancelled(&cancel, &parts).await;
     cancel.cancel();
     result
 }

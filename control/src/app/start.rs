@@ -1,5 +1,6 @@
 //! The start, step by step.
 
+use std::io::ErrorKind;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,16 +8,16 @@ use std::time::Duration;
 use felt_hostnet::subnet_env::{FamilyNets, Previous, SubnetEnv};
 use tokio::sync::{mpsc, watch};
 use tokio::task::spawn_blocking;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::runner::{Runner, Running};
-use super::{Exit, registry};
-use crate::admin::AdminSocket;
+use super::runner::{self, Inbox, Runner, Running};
+use super::takeover::{self, Place};
+use super::{Exit, LEAVE_LIMIT, registry};
 use crate::api::Phase;
 use crate::backend::{self, Backend, Context};
-use crate::cli::{Options, Strings};
+use crate::cli::{Handover, Options, ProcessEnv, Strings};
 use crate::iface::{self, External, Machine, Stack, Wishes};
 use crate::lease::{Lease, LeaseSet, SubnetKey};
 use crate::netconfig::NetworkConfig;
@@ -30,6 +31,10 @@ use crate::{health, notify};
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(15));
 /// How long a machine that boots may take to get its default route.
 const INTERFACE_PATIENCE: Duration = Duration::from_secs(20);
+/// Longest wait for the first list of leases.
+const SNAPSHOT_PATIENCE: Duration = Duration::from_secs(3);
+/// Between two tries to get the health server's port from a predecessor.
+const PORT_PAUSE: Duration = Duration::from_millis(10);
 /// How often taking a lease is tried while the registry does not answer.
 const ACQUIRE_TRIES: u32 = 5;
 
@@ -55,14 +60,14 @@ pub(super) async fn start(
         inner.registry = registry.name();
         inner.node_id = state.node_id().to_owned();
     }
-    let admin = AdminSocket::bind(&options.admin_socket).await.map_err(Exit::failure)?;
-    tasks.spawn(admin.serve(Arc::clone(view), cancel.clone()));
-    if options.healthz_port > 0 {
-        let listener = health::bind(&options.healthz_ip, options.healthz_port).await.map_err(|error| {
-            Exit::health(format!("health server on {}:{}: {error}", options.healthz_ip, options.healthz_port))
-        })?;
-        tasks.spawn(health::serve(listener, Arc::clone(view), cancel.clone()));
-    }
+    let predecessor = match takeover::find(options).await? {
+        Place::Free(admin) => {
+            tasks.spawn(admin.serve(Arc::clone(view), cancel.clone()));
+            serve_health(options, view, &tasks, cancel, Instant::now()).await?;
+            None
+        }
+        Place::Taken(predecessor) => Some(Arc::new(predecessor)),
+    };
 
     let net = network_config(&*registry).await;
     for note in &net.notes {
@@ -78,7 +83,13 @@ pub(super) async fn start(
         join(external.public_v4, external.public_v6)
     );
 
-    let context = Context { options: Arc::clone(options), net: net.clone(), external, state };
+    let context = Context {
+        options: Arc::clone(options),
+        net: net.clone(),
+        external,
+        state,
+        succeeds: predecessor.is_some(),
+    };
     let mut backend = blocking(move || backend::create(context)).await?.map_err(Exit::failure)?;
     let lease = acquire(&mut backend, &*registry, &net, previous_key(&previous, &net)).await?;
     tracing::info!("lease {} acquired from {}", lease.key, registry.name());
@@ -88,10 +99,39 @@ pub(super) async fn start(
         inner.keep.expiration = lease.expiration;
         inner.lease = Some(lease.clone());
     }
-    let started = lease.clone();
-    let backend =
-        blocking(move || backend.start(&started).map(|()| backend)).await?.map_err(Exit::failure)?;
+    let (deliveries, mut mailbox) = mpsc::channel(16);
+    tasks.spawn({
+        let (registry, cancel) = (Arc::clone(&registry), cancel.clone());
+        async move { registry.watch(deliveries, cancel).await }
+    });
+    // The first packet shall find the other nodes; a registry that falls silent just now does not keep the node down.
+    let pending = match timeout(SNAPSHOT_PATIENCE, mailbox.recv()).await {
+        Ok(Some(snapshot)) => {
+            let events = view.deliver(snapshot);
+            runner::log(&events);
+            backend.prepare(events)
+        }
+        _ => {
+            tracing::warn!("the registry has not told the other nodes' leases within {SNAPSHOT_PATIENCE:?}");
+            Vec::new()
+        }
+    };
+    let (started, flags, from) = (lease.clone(), Arc::clone(options), predecessor.clone());
+    let backend = blocking(move || {
+        takeover::start_backend(&mut *backend, &started, &flags, from.as_deref())?;
+        if !pending.is_empty() {
+            backend.apply(pending);
+        }
+        Ok::<_, Exit>(backend)
+    })
+    .await??;
     view.lock().report = Some(backend.report());
+    if let Some(predecessor) = &predecessor {
+        let admin = predecessor.admin_socket()?;
+        tasks.spawn(admin.serve(Arc::clone(view), cancel.clone()));
+        // Its health server ends as it leaves.
+        serve_health(options, view, &tasks, cancel, Instant::now() + LEAVE_LIMIT).await?;
+    }
 
     install_rules(options, &net, &lease, &previous, view, &tasks, cancel).await?;
     write_subnet_file(options, &net, &lease, backend.mtu()).await?;
@@ -100,12 +140,12 @@ pub(super) async fn start(
         inner.subnet_file_written = true;
         inner.phase = Some(Phase::Running);
     }
-    let (deliveries, mailbox) = mpsc::channel(16);
-    let runner = Runner::spawn(backend, mailbox, Arc::clone(view), cancel.clone())?;
-    tasks.spawn({
-        let (registry, cancel) = (Arc::clone(&registry), cancel.clone());
-        async move { registry.watch(deliveries, cancel).await }
-    });
+    let (offer, offers) = mpsc::channel(1);
+    let inbox = Inbox { deliveries: mailbox, offers };
+    let runner = Runner::spawn(backend, inbox, Arc::clone(view), cancel.clone())?;
+    if options.handover != Handover::Refuse {
+        view.lock().handover = Some(offer);
+    }
     let (keep_state, keep_seen) =
         watch::channel(KeepState { expiration: lease.expiration, ..KeepState::default() });
     tasks.spawn(follow_keep(Arc::clone(view), keep_seen));
@@ -113,11 +153,45 @@ pub(super) async fn start(
         let (registry, cancel) = (Arc::clone(&registry), cancel.clone());
         async move { registry.keep(lease, cancel, keep_state).await }
     });
-    if let Err(error) = notify::ready(env) {
+    let notified = if predecessor.is_some() { notify::succeeded(env) } else { notify::ready(env) };
+    if let Err(error) = notified {
         tracing::warn!("tell the service manager that the node is ready: {error}");
     }
+    let period = notify::watchdog_period(env);
+    tasks.spawn({
+        let (view, cancel) = (Arc::clone(view), cancel.clone());
+        async move { notify::watchdog(period, &ProcessEnv, &view, cancel).await }
+    });
     tracing::info!("running after {} ms", view.uptime().as_millis());
     Ok(Running { runner, keeper, tasks, view: Arc::clone(view) })
+}
+
+/// Starts the health server, if there is to be one; its port may be taken until `deadline`.
+async fn serve_health(
+    options: &Options,
+    view: &Arc<View>,
+    tasks: &TaskTracker,
+    cancel: &CancellationToken,
+    deadline: Instant,
+) -> Result<(), Exit> {
+    if options.healthz_port == 0 {
+        return Ok(());
+    }
+    loop {
+        match health::bind(&options.healthz_ip, options.healthz_port).await {
+            Ok(listener) => {
+                tasks.spawn(health::serve(listener, Arc::clone(view), cancel.clone()));
+                return Ok(());
+            }
+            Err(error) if error.kind() == ErrorKind::AddrInUse && Instant::now() < deadline => {
+                sleep(PORT_PAUSE).await;
+            }
+            Err(error) => {
+                let (ip, port) = (&options.healthz_ip, options.healthz_port);
+                return Err(Exit::health(format!("health server on {ip}:{port}: {error}")));
+            }
+        }
+    }
 }
 
 /// Runs `work` on a thread that may block.

@@ -26,7 +26,7 @@ pub struct Owner {
 /// A held lock.
 #[derive(Debug)]
 pub struct DeviceLock {
-    _file: File,
+    file: File,
 }
 
 /// The lock was not taken.
@@ -59,13 +59,27 @@ impl DeviceLock {
     /// See [`LockError`].
     pub fn take(dir: &Path, device: &str, owner: &Owner) -> Result<Self, LockError> {
         let fail = |source| LockError::Io { path: path(dir, device), source };
-        let mut file = Self::lock(dir, device)?;
+        Self::of(Self::lock(dir, device)?, owner).map_err(fail)
+    }
+
+    /// The lock that was handed over with its open file.
+    ///
+    /// # Errors
+    /// When the new owner cannot be noted in it.
+    pub fn of(mut file: File, owner: &Owner) -> io::Result<Self> {
         let text = serde_json::to_string(owner).unwrap_or_default();
-        file.set_len(0)
-            .and_then(|()| file.rewind())
-            .and_then(|()| file.write_all(text.as_bytes()))
-            .map_err(fail)?;
-        Ok(Self { _file: file })
+        file.set_len(0)?;
+        file.rewind()?;
+        file.write_all(text.as_bytes())?;
+        Ok(Self { file })
+    }
+
+    /// The open file that holds the lock, once more: the lock is held until the last one is closed.
+    ///
+    /// # Errors
+    /// When the process has no descriptors left.
+    pub fn share(&self) -> io::Result<File> {
+        self.file.try_clone()
     }
 
     /// Takes the lock to make sure that nobody uses the device; leaves the owner's name alone.
@@ -73,7 +87,7 @@ impl DeviceLock {
     /// # Errors
     /// See [`LockError`].
     pub fn take_for_cleanup(dir: &Path, device: &str) -> Result<Self, LockError> {
-        Self::lock(dir, device).map(|file| Self { _file: file })
+        Self::lock(dir, device).map(|file| Self { file })
     }
 
     fn lock(dir: &Path, device: &str) -> Result<File, LockError> {
@@ -118,7 +132,12 @@ mod tests {
             "{error}"
         );
         DeviceLock::take(dir.path(), "flannel.2", &owner).unwrap();
+        // Handed over, it is held without interruption.
+        let second = DeviceLock::of(first.share().unwrap(), &Owner { pid: 78, ..owner.clone() }).unwrap();
         drop(first);
+        let error = DeviceLock::take(dir.path(), "flannel.1", &owner).unwrap_err().to_string();
+        assert!(error.contains("pid 78"), "{error}");
+        drop(second);
         DeviceLock::take(dir.path(), "flannel.1", &owner).unwrap();
     }
 }

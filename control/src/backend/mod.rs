@@ -24,6 +24,7 @@ pub use mtu::MtuError;
 
 use crate::api;
 use crate::cli::Options;
+use crate::handover::{Handed, PlaneWish};
 use crate::iface::External;
 use crate::lease::{Event, Lease, LeaseAttrs};
 use crate::netconfig::{BackendKind, NetworkConfig};
@@ -40,6 +41,8 @@ pub struct Context {
     pub external: External,
     /// The node's memory.
     pub state: NodeState,
+    /// A running daemon has the devices and is going to hand them over.
+    pub succeeds: bool,
 }
 
 /// A backend could not be made, started or kept.
@@ -83,6 +86,37 @@ pub trait Backend: Send {
     /// # Errors
     /// What could not be made; left as it is, for the next start to go on from.
     fn start(&mut self, lease: &Lease) -> Result<(), BackendError>;
+
+    /// Takes in leases known before [`Backend::start`], so that the first packet finds them. Returns those that have to
+    /// be applied after it: all, unless the backend can do better.
+    fn prepare(&mut self, events: Vec<Event>) -> Vec<Event> {
+        events
+    }
+
+    /// What can be handed over to another daemon, or taken over from one: nothing, for a backend without packet loop.
+    fn planes(&self) -> Vec<PlaneWish> {
+        Vec::new()
+    }
+
+    /// As [`Backend::start`], with what another daemon has handed over.
+    ///
+    /// # Errors
+    /// See [`Backend::start`].
+    fn take_over(&mut self, lease: &Lease, handed: Handed) -> Result<(), BackendError> {
+        drop(handed);
+        self.start(lease)
+    }
+
+    /// Stops moving packets and gives away what they wait in. Then comes either the end, or
+    /// [`Backend::take_back`].
+    fn release(&mut self) -> Handed {
+        Handed::default()
+    }
+
+    /// Goes on with what [`Backend::release`] gave away. What cannot be is for [`Backend::repair`].
+    fn take_back(&mut self, handed: Handed) {
+        drop(handed);
+    }
 
     /// Takes in changes of other nodes' leases.
     fn apply(&mut self, events: Vec<Event>);

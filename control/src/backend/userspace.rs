@@ -26,6 +26,7 @@ use super::mtu::{self, UDP_OVER_V4, UDP_OVER_V6, VXLAN_FRAME};
 use super::peers::{Mapping, Table};
 use super::vtep::VtepData;
 use super::{Backend, BackendError, Context, Report, kernel};
+use crate::handover::{Handed, HandedPlane, PlaneWish};
 use crate::lease::{Event, Lease, LeaseAttrs};
 use crate::netconfig::{BackendKind, Udp, Vxlan};
 
@@ -72,20 +73,50 @@ impl Userspace {
                 )));
             }
         };
-        let owner = Owner {
-            pid: std::process::id(),
-            admin_socket: context.options.admin_socket.display().to_string(),
-            subnet_file: context.options.subnet_file.display().to_string(),
-        };
-        let locks = specs
-            .iter()
-            .map(|spec| DeviceLock::take(Path::new(LOCK_DIR), &spec.device, &owner))
-            .collect::<Result<_, _>>()?;
         let mtu = specs.iter().map(|spec| spec.mtu).min().unwrap_or_default();
         let rows = EngineConfig { workers, ..EngineConfig::new(Encap::Udp, specs[0].bind, 0) }.worker_count();
         let inner = Inner { table: Table::new(mapping, rows), planes: Vec::new(), lease: None };
         let shared = Shared { kind: context.net.backend.kind.name(), mtu, inner: Mutex::new(inner) };
-        Ok(Self { netlink: Netlink::new()?, context, specs, locks, shared: Arc::new(shared) })
+        let mut backend =
+            Self { netlink: Netlink::new()?, context, specs, locks: Vec::new(), shared: Arc::new(shared) };
+        if !backend.context.succeeds {
+            backend.lock_devices()?;
+        }
+        Ok(backend)
+    }
+
+    fn owner(&self) -> Owner {
+        let options = &self.context.options;
+        Owner {
+            pid: std::process::id(),
+            admin_socket: options.admin_socket.display().to_string(),
+            subnet_file: options.subnet_file.display().to_string(),
+        }
+    }
+
+    fn lock_devices(&mut self) -> Result<(), BackendError> {
+        let owner = self.owner();
+        let take = |spec: &Spec| DeviceLock::take(Path::new(LOCK_DIR), &spec.device, &owner);
+        self.locks = self.specs.iter().map(take).collect::<Result<_, _>>()?;
+        Ok(())
+    }
+
+    /// Starts every plane with what is known of the other nodes, on what was handed over for it, if anything.
+    fn start_planes(&mut self, lease: &Lease, mut handed: Vec<HandedPlane>) -> Result<(), BackendError> {
+        let (v4, v6) = (self.context.net.ipv4.is_some(), self.context.net.ipv6.is_some());
+        kernel::warn_unless_forwarding(v4, v6);
+        let engine = choice::engine(&self.context);
+        let mut planes = Vec::new();
+        for (at, spec) in self.specs.iter().enumerate() {
+            let known = self.shared.lock().table.all_in_force(at);
+            let ends = handed.iter().position(|plane| plane.device == spec.device);
+            let ends = ends.map(|at| handed.swap_remove(at).ends);
+            planes.push(Plane::start(&mut self.netlink, spec.clone(), &engine, lease, &known, ends)?);
+        }
+        let mut inner = self.shared.lock();
+        inner.planes = planes;
+        inner.lease = Some(lease.clone());
+        Ok(())
     }
 
     /// The VTEP MAC of `device`: the own lease's, else a left-over device's, else the remembered one, else a new one.
@@ -193,16 +224,62 @@ impl Backend for Userspace {
     }
 
     fn start(&mut self, lease: &Lease) -> Result<(), BackendError> {
-        kernel::warn_unless_forwarding(self.context.net.ipv4.is_some(), self.context.net.ipv6.is_some());
-        let engine = choice::engine(&self.context);
-        let mut planes = Vec::new();
-        for spec in &self.specs {
-            planes.push(Plane::start(&mut self.netlink, spec.clone(), &engine, lease)?);
+        if self.locks.is_empty() {
+            self.lock_devices()?;
         }
+        self.start_planes(lease, Vec::new())
+    }
+
+    fn prepare(&mut self, events: Vec<Event>) -> Vec<Event> {
         let mut inner = self.shared.lock();
-        inner.planes = planes;
-        inner.lease = Some(lease.clone());
+        for event in events {
+            inner.table.apply(event);
+        }
+        Vec::new()
+    }
+
+    fn planes(&self) -> Vec<PlaneWish> {
+        let workers = choice::workers(&self.context);
+        let workers = EngineConfig { workers, ..EngineConfig::new(Encap::Udp, self.specs[0].bind, 0) };
+        let wish = |spec: &Spec| PlaneWish {
+            device: spec.device.clone(),
+            bind: spec.bind,
+            workers: workers.worker_count(),
+        };
+        self.specs.iter().map(wish).collect()
+    }
+
+    fn take_over(&mut self, lease: &Lease, handed: Handed) -> Result<(), BackendError> {
+        self.start_planes(lease, handed.planes)?;
+        let owner = self.owner();
+        for file in handed.locks {
+            match DeviceLock::of(file, &owner) {
+                Ok(lock) => self.locks.push(lock),
+                Err(error) => tracing::warn!("note this process as owner of a device lock: {error}"),
+            }
+        }
         Ok(())
+    }
+
+    fn release(&mut self) -> Handed {
+        let mut inner = self.shared.lock();
+        let release =
+            |plane: &mut Plane| HandedPlane { device: plane.device().to_owned(), ends: plane.release() };
+        let planes = inner.planes.iter_mut().map(release).collect();
+        let locks = self.locks.iter().filter_map(|lock| lock.share().ok()).collect();
+        Handed { planes, locks }
+    }
+
+    fn take_back(&mut self, handed: Handed) {
+        let engine = choice::engine(&self.context);
+        let mut inner = self.shared.lock();
+        let Inner { planes, lease, .. } = &mut *inner;
+        let Some(lease) = lease.as_ref() else { return };
+        for (plane, handed) in planes.iter_mut().zip(handed.planes) {
+            if let Err(error) = plane.take_back(&engine, lease, handed.ends) {
+                tracing::warn!("{error}: it is started anew");
+            }
+        }
     }
 
     fn apply(&mut self, events: Vec<Event>) {

@@ -33,6 +33,12 @@ pub(super) const FLAGS: &[Flag] = &[
     },
     flag("etcd-prefix", Kind::Text, "/coreos.com/network", "etcd prefix"),
     flag("etcd-username", Kind::Text, "", "username for basic authentication to etcd"),
+    flag(
+        "handover",
+        Kind::Text,
+        "exit",
+        "when a second feltd takes over: exit afterwards, wait idle until told to end, or refuse it (felt)",
+    ),
     flag("healthz-ip", Kind::Text, "0.0.0.0", "the IP address for healthz server to listen"),
     flag("healthz-port", Kind::Int, "", "the port for healthz server to listen(0 to disable)"),
     flag(

@@ -8,7 +8,7 @@ mod goflag;
 mod options;
 
 pub use goflag::parse_go_duration;
-pub use options::{EtcdOptions, KubeOptions, LogFormat, Options, Secret};
+pub use options::{EtcdOptions, Handover, KubeOptions, LogFormat, Options, Secret};
 
 /// Where values of variables come from: the process environment, or a map in tests.
 pub trait Strings {

@@ -59,6 +59,29 @@ pub enum LogFormat {
     Json,
 }
 
+/// `--handover`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Handover {
+    /// Hand over and end.
+    #[default]
+    Exit,
+    /// Hand over and stay without anything to do until a signal comes: for supervisors that would start the program
+    /// again, which would then take over in turn.
+    Wait,
+    /// Refuse successors.
+    Refuse,
+}
+
+impl Handover {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Exit => "exit",
+            Self::Wait => "wait",
+            Self::Refuse => "refuse",
+        }
+    }
+}
+
 /// `--etcd-*`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct EtcdOptions {
@@ -175,6 +198,8 @@ pub struct Options {
     pub vmodule: Vec<(String, i32)>,
     /// Form of the log lines.
     pub log_format: LogFormat,
+    /// What to do when a successor asks for the packets, and after it has them.
+    pub handover: Handover,
     /// Admin socket's path.
     pub admin_socket: PathBuf,
     /// Directory of the node's state.
@@ -229,6 +254,7 @@ impl Default for Options {
             verbosity: 0,
             vmodule: Vec::new(),
             log_format: LogFormat::Klog,
+            handover: Handover::Exit,
             admin_socket: "/run/felt/feltd.sock".into(),
             state_dir: "/var/lib/felt".into(),
             dataplane: None,
@@ -252,6 +278,14 @@ impl Options {
             "etcd-password" => self.etcd.password = Secret(value.into()),
             "etcd-prefix" => self.etcd.prefix = value.into(),
             "etcd-username" => self.etcd.username = value.into(),
+            "handover" => {
+                self.handover = match value {
+                    "exit" => Handover::Exit,
+                    "wait" => Handover::Wait,
+                    "refuse" => Handover::Refuse,
+                    _ => return Err("want one of exit, wait, refuse".to_owned()),
+                };
+            }
             "healthz-ip" => self.healthz_ip = value.into(),
             // A negative port starts no server in the reference either.
             "healthz-port" => self.healthz_port = port(parse_int(value)?)?,
@@ -356,6 +390,7 @@ impl Options {
             ("etcd-password", secret.into()),
             ("etcd-prefix", self.etcd.prefix.as_str().into()),
             ("etcd-username", self.etcd.username.as_str().into()),
+            ("handover", self.handover.as_str().into()),
             ("healthz-ip", self.healthz_ip.as_str().into()),
             ("healthz-port", self.healthz_port.into()),
             ("iface", self.iface.as_slice().into()),

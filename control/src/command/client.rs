@@ -17,17 +17,17 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 /// A daemon's admin socket.
 #[derive(Debug)]
-pub(super) struct Client {
+pub(crate) struct Client {
     socket: PathBuf,
 }
 
 impl Client {
-    pub(super) fn new(socket: &Path) -> Self {
+    pub(crate) fn new(socket: &Path) -> Self {
         Self { socket: socket.to_owned() }
     }
 
     /// Fetches one document.
-    pub(super) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Failure> {
+    pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Failure> {
         let answer = tokio::time::timeout(LIMIT, self.fetch(path)).await;
         let silent = || Failure::Failed(format!("no answer on {} within {LIMIT:?}", self.socket.display()));
         let (status, body) = answer.map_err(|_| silent())??;

@@ -16,12 +16,12 @@ use std::process::ExitCode;
 use clap::Parser as _;
 
 use self::args::{Args, LeaseVerb, Output, Verb};
-use self::client::Client;
+pub(crate) use self::client::Client;
 use crate::api;
 
 /// Why a command did not do what it was asked.
 #[derive(Debug)]
-enum Failure {
+pub(crate) enum Failure {
     /// It could not be done; code 1.
     Failed(String),
     /// It was done and the answer is no; code 3. The text may be empty when the output says it all.

@@ -95,6 +95,21 @@ impl TunDevice {
         Ok(device)
     }
 
+    /// Goes on with queues that another process has opened and set up, and with the packets that wait in them.
+    ///
+    /// # Errors
+    /// When a descriptor is no queue of the device `name`.
+    pub fn adopt(name: &str, queues: Vec<OwnedFd>) -> Result<TunDevice, TunError> {
+        let foreign = |source| TunError::Attach { name: name.to_owned(), source };
+        for queue in &queues {
+            if sys::name(queue.as_fd()).map_err(foreign)? != name {
+                return Err(foreign(io::Error::from_raw_os_error(libc::ENODEV)));
+            }
+        }
+        let ifindex = sys::ifindex(name).map_err(foreign)?;
+        Ok(TunDevice { name: name.to_owned(), ifindex, queues })
+    }
+
     fn refused(&self, what: &'static str, source: io::Error) -> TunError {
         TunError::Set { what, name: self.name.clone(), source }
     }
@@ -133,13 +148,19 @@ impl TunDevice {
 
     /// The queues.
     pub(crate) fn into_queues(self) -> Vec<TunQueue> {
-        self.queues.into_iter().map(|fd| TunQueue(File::from(fd))).collect()
+        self.queues.into_iter().map(TunQueue::from).collect()
     }
 }
 
 /// One queue of a TUN device.
 #[derive(Debug)]
 pub struct TunQueue(File);
+
+impl From<OwnedFd> for TunQueue {
+    fn from(fd: OwnedFd) -> Self {
+        Self(File::from(fd))
+    }
+}
 
 /// Pieces of one write at most: the longest chain that merging makes.
 const MAX_PIECES: usize = 65;

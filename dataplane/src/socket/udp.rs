@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use socket2::{Domain, Protocol, Type};
@@ -54,13 +54,19 @@ impl UdpSocket {
                 .or_else(|_| sockopt::set_int(fd, libc::SOL_SOCKET, plain, BUFFER))?;
         }
         sockopt::set_int(fd, libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1)?;
-        // UDP_SEGMENT 0 asks for nothing, but is refused where it is not known (before 4.18).
-        let can_segment = offload && sockopt::set_int(fd, libc::SOL_UDP, libc::UDP_SEGMENT, 0).is_ok();
-        // Reading UDP_GRO back is possible since 5.12; before, merging had faults.
-        let merges = offload
-            && sockopt::int(fd, libc::SOL_UDP, libc::UDP_GRO).is_ok()
-            && sockopt::set_int(fd, libc::SOL_UDP, libc::UDP_GRO, 1).is_ok();
+        let (can_segment, merges) = offloads(fd, offload);
         socket.bind(&addr.into())?;
+        Ok(UdpSocket { socket, is_v6, can_segment, merges })
+    }
+
+    /// Goes on with a socket that another process has bound and set up, and with the datagrams that wait in it.
+    ///
+    /// # Errors
+    /// When the descriptor is no bound IP socket.
+    pub fn adopt(fd: OwnedFd, offload: bool) -> io::Result<UdpSocket> {
+        let socket = socket2::Socket::from(fd);
+        let is_v6 = socket.local_addr()?.as_socket().ok_or(io::ErrorKind::InvalidInput)?.is_ipv6();
+        let (can_segment, merges) = offloads(socket.as_fd(), offload);
         Ok(UdpSocket { socket, is_v6, can_segment, merges })
     }
 
@@ -71,6 +77,17 @@ impl UdpSocket {
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.socket.local_addr()?.as_socket().ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
+}
+
+/// Whether segmented sends and merged receives work; sets the latter as wanted.
+fn offloads(fd: BorrowedFd<'_>, wanted: bool) -> (bool, bool) {
+    // UDP_SEGMENT 0 asks for nothing, but is refused where it is not known (before 4.18).
+    let can_segment = wanted && sockopt::set_int(fd, libc::SOL_UDP, libc::UDP_SEGMENT, 0).is_ok();
+    // Reading UDP_GRO back is possible since 5.12; before, merging had faults. What a former owner of the socket chose
+    // is replaced in any case.
+    let known = sockopt::int(fd, libc::SOL_UDP, libc::UDP_GRO).is_ok();
+    let set = known && sockopt::set_int(fd, libc::SOL_UDP, libc::UDP_GRO, i32::from(wanted)).is_ok();
+    (can_segment, wanted && set)
 }
 
 impl Socket for UdpSocket {

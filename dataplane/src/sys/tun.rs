@@ -51,8 +51,20 @@ pub(crate) fn set_iff(fd: BorrowedFd<'_>, name: &str, flags: i32) -> io::Result<
     request.ifr_ifru.ifru_flags = flags as libc::c_short;
     // SAFETY: TUNSETIFF reads and writes one `ifreq`, which `request` is and which outlives the call.
     check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF as _, &raw mut request) })?;
+    name_of(&request)
+}
+
+fn name_of(request: &libc::ifreq) -> io::Result<String> {
     let name = request.ifr_name.iter().take_while(|c| **c != 0).map(|c| *c as u8).collect();
     String::from_utf8(name).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
+}
+
+/// Name of the device that a descriptor is a queue of.
+pub(crate) fn name(fd: BorrowedFd<'_>) -> io::Result<String> {
+    let mut request = request(b"")?;
+    // SAFETY: TUNGETIFF writes one `ifreq`, which `request` is and which outlives the call.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNGETIFF as _, &raw mut request) })?;
+    name_of(&request)
 }
 
 /// Whether the device outlives its last queue.

@@ -3,6 +3,8 @@
 
 #![expect(unsafe_code, reason = "system calls without a safe wrapper in the standard library")]
 
+pub(crate) mod rights;
+
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use felt_dataplane::config::{Encap, EngineConfig};
 use felt_dataplane::device::{TunDevice, TunOptions};
-use felt_dataplane::engine::{Engine, Handle as EngineHandle};
+use felt_dataplane::engine::{Ends, Engine, Handle as EngineHandle};
 use felt_dataplane::fib::{Fib, FibChange, Prefix};
 use felt_dataplane::wire::{MacAddr, Vni};
 use felt_hostnet::TolerateAbsence as _;
@@ -58,16 +58,44 @@ pub(super) struct Repair {
 }
 
 impl Plane {
-    /// Makes or takes over the device and starts the engine on it.
+    /// Makes or takes over the device and starts the engine on it, with the table `known`. With `ends` it goes on where
+    /// another daemon stopped, first of all, since packets wait.
     pub(super) fn start(
         netlink: &mut Netlink,
         spec: Spec,
         choice: &EngineChoice,
         lease: &Lease,
+        known: &[FibChange],
+        ends: Option<Vec<Ends>>,
     ) -> Result<Self, BackendError> {
         let workers = engine_config(&spec, choice, lease).worker_count();
-        let (engine, ifindex) = bring_up(netlink, &spec, choice, lease)?;
-        Ok(Self { spec, ifindex, engine: Some(engine), workers, fib: Fib::new() })
+        let fib = Fib::new().with_changes(known);
+        let (engine, ifindex) = match ends {
+            Some(ends) => {
+                let engine = resume(&spec, choice, lease, ends, fib.clone())?;
+                let ifindex = netlink.link_by_name(&spec.device)?.index;
+                kernel::reconcile(netlink, ifindex, &wanted(&spec, ifindex.0, lease))?;
+                (engine, ifindex.0)
+            }
+            None => bring_up(netlink, &spec, choice, lease, &fib)?,
+        };
+        Ok(Self { spec, ifindex, engine: Some(engine), workers, fib })
+    }
+
+    /// Stops the engine and gives away what it worked on; packets wait there.
+    pub(super) fn release(&mut self) -> Vec<Ends> {
+        self.engine.take().map(EngineHandle::release).unwrap_or_default()
+    }
+
+    /// Goes on with what was released.
+    pub(super) fn take_back(
+        &mut self,
+        choice: &EngineChoice,
+        lease: &Lease,
+        ends: Vec<Ends>,
+    ) -> Result<(), BackendError> {
+        self.engine = Some(resume(&self.spec, choice, lease, ends, self.fib.clone())?);
+        Ok(())
     }
 
     pub(super) fn workers(&self) -> usize {
@@ -123,7 +151,7 @@ impl Plane {
         let why = if there { "its packet engine stopped" } else { "the device is gone" };
         let done = vec![format!("{device}: started again because {why}")];
         self.stop();
-        let (engine, ifindex) = bring_up(netlink, &self.spec, choice, lease)?;
+        let (engine, ifindex) = bring_up(netlink, &self.spec, choice, lease, &Fib::new())?;
         self.engine = Some(engine);
         self.ifindex = ifindex;
         self.fib = Fib::new();
@@ -152,11 +180,23 @@ fn wanted(spec: &Spec, ifindex: u32, lease: &Lease) -> Device {
     }
 }
 
+fn resume(
+    spec: &Spec,
+    choice: &EngineChoice,
+    lease: &Lease,
+    ends: Vec<Ends>,
+    fib: Fib,
+) -> Result<EngineHandle, BackendError> {
+    Engine::resume(engine_config(spec, choice, lease), &spec.device, ends, fib)
+        .map_err(|error| BackendError::Engine { device: spec.device.clone(), reason: error.to_string() })
+}
+
 fn bring_up(
     netlink: &mut Netlink,
     spec: &Spec,
     choice: &EngineChoice,
     lease: &Lease,
+    fib: &Fib,
 ) -> Result<(EngineHandle, u32), BackendError> {
     let replaced = make_room(netlink, &spec.device)?;
     let fail = |reason: String| BackendError::Engine { device: spec.device.clone(), reason };
@@ -172,7 +212,7 @@ fn bring_up(
         for change in kernel::reconcile(netlink, IfIndex(ifindex), &wanted(spec, ifindex, lease))? {
             tracing::debug!("{}: {change}", spec.device);
         }
-        match Engine::start(config, tun) {
+        match Engine::start_with(config, tun, fib.clone()) {
             Ok(engine) => return Ok((engine, ifindex)),
             Err(error) if Instant::now() < deadline => {
                 tracing::debug!("{}: {error}, trying again", spec.device);
