@@ -251,6 +251,12 @@ impl Previous {
         v4.into_iter().chain(self.ipv6_subnet.map(IpNet::V6)).collect()
     }
 
+    /// The overlay networks of both families.
+    pub fn networks(&self) -> Vec<IpNet> {
+        let v4 = self.network.map(IpNet::V4);
+        v4.into_iter().chain(self.ipv6_network.map(IpNet::V6)).collect()
+    }
+
     /// Reads the file; a missing file is an empty answer.
     ///
     /// # Errors

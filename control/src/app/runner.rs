@@ -73,6 +73,7 @@ fn drive(
     runtime: &tokio::runtime::Handle,
 ) {
     let mut next_repair = Instant::now() + REPAIR_PERIOD;
+    let mut synced = false;
     loop {
         view.beat();
         let wake = runtime.block_on(async {
@@ -106,6 +107,10 @@ fn drive(
                 if !events.is_empty() {
                     backend.apply(events);
                     std::thread::sleep(PUBLISH_PERIOD);
+                }
+                if !synced && view.lock().synced {
+                    synced = true;
+                    backend.synced();
                 }
             }
         }

@@ -89,6 +89,7 @@ pub(super) async fn start(
         external,
         state,
         succeeds: predecessor.is_some(),
+        previous_networks: previous.networks(),
     };
     let mut backend = blocking(move || backend::create(context)).await?.map_err(Exit::failure)?;
     let lease = acquire(&mut backend, &*registry, &net, previous_key(&previous, &net)).await?;

@@ -10,10 +10,15 @@
 //! Invariant: every call leaves the machine in the state the known leases ask for or says what is missing; an operation that
 //! fails is tried again by [`Backend::repair`] and never holds up the events behind it.
 
+mod alloc;
+mod device;
+mod keeper;
 mod kernel;
+mod leases;
 mod lock;
 mod mtu;
 mod peers;
+mod routed;
 mod userspace;
 mod vtep;
 
@@ -22,12 +27,18 @@ use std::sync::Arc;
 pub use lock::{DeviceLock, LOCK_DIR, LockError};
 pub use mtu::MtuError;
 
+use felt_hostnet::netlink::Link;
+use ipnet::IpNet;
+use serde_json::value::RawValue;
+
+use self::vtep::VtepData;
 use crate::api;
 use crate::cli::Options;
 use crate::handover::{Handed, PlaneWish};
 use crate::iface::External;
 use crate::lease::{Event, Lease, LeaseAttrs};
-use crate::netconfig::{BackendKind, NetworkConfig};
+use crate::netconfig::{BackendKind, Dataplane, NetworkConfig};
+use crate::reconcile::Change;
 use crate::state::NodeState;
 
 /// What a backend is made from.
@@ -43,6 +54,26 @@ pub struct Context {
     pub state: NodeState,
     /// A running daemon has the devices and is going to hand them over.
     pub succeeds: bool,
+    /// Overlay networks of the run before, whose routes may still be there.
+    pub previous_networks: Vec<IpNet>,
+}
+
+impl Context {
+    /// The addresses by which this node is known, with the backend's type.
+    fn public_attrs(&self) -> LeaseAttrs {
+        LeaseAttrs {
+            public_ip: self.external.public_v4,
+            public_ipv6: self.external.public_v6,
+            backend_type: self.net.backend.kind.lease_type().into(),
+            ..LeaseAttrs::default()
+        }
+    }
+
+    /// Overlay networks of this run and the one before.
+    fn networks(&self) -> Vec<IpNet> {
+        let now = self.net.ipv4.map(IpNet::V4).into_iter().chain(self.net.ipv6.map(IpNet::V6));
+        now.chain(self.previous_networks.iter().copied()).collect()
+    }
 }
 
 /// A backend could not be made, started or kept.
@@ -121,6 +152,9 @@ pub trait Backend: Send {
     /// Takes in changes of other nodes' leases.
     fn apply(&mut self, events: Vec<Event>);
 
+    /// All leases there are have been applied: what an earlier run left for others may go.
+    fn synced(&mut self) {}
+
     /// Looks at the machine and restores what is missing; returns what it had to do, for the log.
     fn repair(&mut self) -> Vec<String>;
 
@@ -155,7 +189,72 @@ pub trait Report: Send + Sync {
 /// When the configuration asks for what this version does not have, or the device is taken.
 pub fn create(context: Context) -> Result<Box<dyn Backend>, BackendError> {
     match &context.net.backend.kind {
-        BackendKind::Vxlan(_) | BackendKind::Udp(_) => Ok(Box::new(userspace::Userspace::new(context)?)),
+        BackendKind::Vxlan(_) => match dataplane(&context) {
+            Dataplane::Kernel => Ok(Box::new(routed::Routed::new(context)?)),
+            _ => Ok(Box::new(userspace::Userspace::new(context)?)),
+        },
+        BackendKind::Udp(_) => Ok(Box::new(userspace::Userspace::new(context)?)),
+        BackendKind::HostGw | BackendKind::Ipip { .. } => Ok(Box::new(routed::Routed::new(context)?)),
+        BackendKind::Alloc => Ok(Box::new(alloc::Alloc::new(context))),
         other => Err(BackendError::Unsupported(format!("backend {} is not there yet", other.name()))),
     }
+}
+
+/// Who moves the packets of a vxlan network on this node. Says so once.
+fn dataplane(context: &Context) -> Dataplane {
+    const TUN: &str = "/dev/net/tun";
+    let asked = context.options.dataplane.unwrap_or(context.net.backend.dataplane);
+    if asked != Dataplane::Auto {
+        tracing::info!("data plane: {asked}, as configured");
+        return asked;
+    }
+    match std::fs::File::options().read(true).write(true).open(TUN) {
+        Ok(_) => {
+            tracing::info!("data plane: userspace ({TUN} opens)");
+            Dataplane::Userspace
+        }
+        Err(error) => {
+            tracing::warn!("data plane: kernel ({TUN}: {error})");
+            Dataplane::Kernel
+        }
+    }
+}
+
+/// A peer as its lease has it; how it is reached is for the backend to say.
+fn peer_of(lease: &Lease) -> api::Peer {
+    let attrs = &lease.attrs;
+    let vxlan = attrs.backend_type == "vxlan";
+    let mac = |data: &Option<Box<RawValue>>| {
+        VtepData::decode(data.as_deref()).ok().filter(|_| vxlan).map(|data| data.mac.to_string())
+    };
+    api::Peer {
+        key: lease.key.to_string(),
+        ipv4: lease.key.v4,
+        ipv6: lease.key.v6,
+        public_ip: attrs.public_ip,
+        public_ipv6: attrs.public_ipv6,
+        backend_type: attrs.backend_type.clone(),
+        vtep_mac: mac(&attrs.backend_data),
+        vtep_mac_v6: mac(&attrs.backend_v6_data),
+        ..api::Peer::default()
+    }
+}
+
+/// Changes in words; of many only their number.
+fn summary(changes: &[Change]) -> Vec<String> {
+    match changes {
+        [] => Vec::new(),
+        few @ ([_] | [_, _] | [_, _, _]) => few.iter().map(ToString::to_string).collect(),
+        many => vec![format!(
+            "{} entries of routes, neighbours and forwarding, the first: {}",
+            many.len(),
+            many[0]
+        )],
+    }
+}
+
+/// Why a link of the name we want cannot be replaced.
+fn foreign(link: &Link) -> String {
+    let kind = link.kind.as_deref().unwrap_or("physical");
+    format!("{} exists and is a {kind} device; remove or rename it", link.name)
 }

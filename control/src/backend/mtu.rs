@@ -1,5 +1,7 @@
 //! The tunnel's MTU from that of the link below.
 
+/// Bytes an outer IPv4 header takes.
+pub(super) const IP_OVER_V4: u32 = 20;
 /// Bytes an outer IPv4 header and a UDP header take.
 pub(super) const UDP_OVER_V4: u32 = 20 + 8;
 /// Bytes an outer IPv6 header and a UDP header take.

@@ -19,13 +19,17 @@ use felt_dataplane::config::{Encap, EngineConfig};
 use felt_dataplane::fib::FibChange;
 use felt_hostnet::MacAddr;
 use felt_hostnet::netlink::Handle as Netlink;
+use ipnet::IpNet;
 
 use self::plane::{Plane, Spec};
+use super::keeper::Keeper;
+use super::kernel::Scope;
+use super::leases::Method;
 use super::lock::{DeviceLock, LOCK_DIR, Owner};
 use super::mtu::{self, UDP_OVER_V4, UDP_OVER_V6, VXLAN_FRAME};
 use super::peers::{Mapping, Table};
 use super::vtep::VtepData;
-use super::{Backend, BackendError, Context, Report, kernel};
+use super::{Backend, BackendError, Context, Report, kernel, vtep};
 use crate::handover::{Handed, HandedPlane, PlaneWish};
 use crate::lease::{Event, Lease, LeaseAttrs};
 use crate::netconfig::{BackendKind, Udp, Vxlan};
@@ -50,6 +54,25 @@ struct Inner {
     table: Table,
     planes: Vec<Plane>,
     lease: Option<Lease>,
+    /// Plain routes to direct neighbours, more specific than the overlay's. Without `DirectRouting` it wants none, and so
+    /// removes those of an earlier run.
+    direct: Keeper,
+    /// The last failure of keeping them, so that it is logged once.
+    direct_failure: Option<String>,
+}
+
+impl Inner {
+    /// What is ours beside the planes' devices, which mend themselves.
+    fn scope(&self, context: &Context) -> Scope {
+        let own = self.lease.as_ref().map(|lease| lease.key);
+        let own = own.iter().flat_map(|key| key.v4.map(IpNet::V4).into_iter().chain(key.v6.map(IpNet::V6)));
+        Scope {
+            own: own.collect(),
+            reserved: self.planes.iter().map(Plane::ifindex).collect(),
+            external: context.external.index,
+            ..Scope::default()
+        }
+    }
 }
 
 impl Shared {
@@ -75,7 +98,13 @@ impl Userspace {
         };
         let mtu = specs.iter().map(|spec| spec.mtu).min().unwrap_or_default();
         let rows = EngineConfig { workers, ..EngineConfig::new(Encap::Udp, specs[0].bind, 0) }.worker_count();
-        let inner = Inner { table: Table::new(mapping, rows), planes: Vec::new(), lease: None };
+        let inner = Inner {
+            table: Table::new(mapping, rows),
+            planes: Vec::new(),
+            lease: None,
+            direct: Keeper::default(),
+            direct_failure: None,
+        };
         let shared = Shared { kind: context.net.backend.kind.name(), mtu, inner: Mutex::new(inner) };
         let mut backend =
             Self { netlink: Netlink::new()?, context, specs, locks: Vec::new(), shared: Arc::new(shared) };
@@ -118,26 +147,6 @@ impl Userspace {
         inner.lease = Some(lease.clone());
         Ok(())
     }
-
-    /// The VTEP MAC of `device`: the own lease's, else a left-over device's, else the remembered one, else a new one.
-    fn vtep_mac(&mut self, device: &str, leased: Option<VtepData>) -> Result<MacAddr, BackendError> {
-        let left_over = match self.netlink.link_by_name(device) {
-            Ok(link) if link.is_kind("vxlan") => link.mac.filter(|mac| mac.is_unicast()),
-            Ok(_) => None,
-            Err(error) if error.is_not_found() => None,
-            Err(error) => return Err(error.into()),
-        };
-        let remembered = self.context.state.vtep_mac(device);
-        let mac = leased
-            .map(|data| data.mac)
-            .or(left_over)
-            .or(remembered)
-            .unwrap_or_else(|| MacAddr::local_from(rand::random()));
-        if let Err(error) = self.context.state.set_vtep_mac(device, mac) {
-            tracing::warn!("{error}: the VTEP MAC {mac} of {device} is kept by the lease alone");
-        }
-        Ok(mac)
-    }
 }
 
 /// Planes of `vxlan`: `flannel.<VNI>` and `flannel-v6.<VNI>`.
@@ -156,6 +165,7 @@ fn vxlan_specs(context: &Context, vxlan: &Vxlan) -> Result<(Vec<Spec>, Mapping),
         specs.push(Spec {
             device: format!("flannel.{}", vxlan.vni),
             networks: vec![network.into()],
+            previous_networks: context.previous_networks.clone(),
             bind: SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), vxlan.port),
             mtu: mtu::inner(below, UDP_OVER_V4 + VXLAN_FRAME, false)?,
             vtep: Some(VtepData { vni: vxlan.vni, mac: MacAddr::default() }),
@@ -166,6 +176,7 @@ fn vxlan_specs(context: &Context, vxlan: &Vxlan) -> Result<(Vec<Spec>, Mapping),
         specs.push(Spec {
             device: format!("flannel-v6.{}", vxlan.vni),
             networks: vec![network.into()],
+            previous_networks: context.previous_networks.clone(),
             bind: SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), vxlan.port),
             mtu: mtu::inner(below, UDP_OVER_V6 + VXLAN_FRAME, true)?,
             vtep: Some(VtepData { vni: vxlan.vni, mac: MacAddr::default() }),
@@ -187,19 +198,46 @@ fn udp_specs(context: &Context, udp: &Udp) -> Result<(Vec<Spec>, Mapping), Backe
     let networks: Vec<_> =
         context.net.ipv4.map(Into::into).into_iter().chain(context.net.ipv6.map(Into::into)).collect();
     let mtu = mtu::inner(external.mtu, overhead, context.net.ipv6.is_some())?;
-    let spec = Spec { device: "flannel0".into(), networks, bind, mtu, vtep: None };
+    let spec = Spec {
+        device: "flannel0".into(),
+        networks,
+        previous_networks: context.previous_networks.clone(),
+        bind,
+        mtu,
+        vtep: None,
+    };
     Ok((vec![spec], Mapping::Udp { port: udp.port, outer_v6 }))
+}
+
+fn direct_routing(context: &Context) -> bool {
+    match &context.net.backend.kind {
+        BackendKind::Vxlan(vxlan) => vxlan.direct_routing,
+        BackendKind::Udp(udp) => udp.direct_routing,
+        _ => false,
+    }
+}
+
+fn method(context: &Context) -> Method {
+    Method::DirectOnly { backend_type: context.net.backend.kind.lease_type() }
+}
+
+/// Puts the plain routes to direct neighbours right; returns what was done.
+fn repair_direct(netlink: &mut Netlink, context: &Context, inner: &mut Inner) -> Vec<String> {
+    let scope = inner.scope(context);
+    let (done, failure) = match inner.direct.repair(netlink, method(context), &scope) {
+        Ok(changes) => (super::summary(&changes), None),
+        Err(error) => (Vec::new(), Some(error.to_string())),
+    };
+    if let Some(error) = failure.as_ref().filter(|_| failure != inner.direct_failure) {
+        tracing::error!("{error}; it is tried again");
+    }
+    inner.direct_failure = failure;
+    done
 }
 
 impl Backend for Userspace {
     fn public_attrs(&self) -> LeaseAttrs {
-        let external = &self.context.external;
-        LeaseAttrs {
-            public_ip: external.public_v4,
-            public_ipv6: external.public_v6,
-            backend_type: self.context.net.backend.kind.lease_type().into(),
-            ..LeaseAttrs::default()
-        }
+        self.context.public_attrs()
     }
 
     fn attrs(&mut self, existing: Option<&Lease>) -> Result<LeaseAttrs, BackendError> {
@@ -212,7 +250,8 @@ impl Backend for Userspace {
                 VtepData::decode(data.as_deref()).ok()
             });
             let device = self.specs[at].device.clone();
-            let data = VtepData { mac: self.vtep_mac(&device, leased)?, ..vtep };
+            let mac = vtep::choose_mac(&mut self.netlink, &mut self.context.state, &device, leased)?;
+            let data = VtepData { mac, ..vtep };
             self.specs[at].vtep = Some(data);
             if v4 {
                 attrs.backend_data = Some(data.encode());
@@ -284,6 +323,10 @@ impl Backend for Userspace {
 
     fn apply(&mut self, events: Vec<Event>) {
         let mut inner = self.shared.lock();
+        if direct_routing(&self.context) {
+            let scope = inner.scope(&self.context);
+            inner.direct.apply(&mut self.netlink, method(&self.context), &scope, events.clone());
+        }
         let Inner { table, planes, .. } = &mut *inner;
         let mut changes: Vec<Vec<FibChange>> = planes.iter().map(|_| Vec::new()).collect();
         for event in events {
@@ -298,12 +341,19 @@ impl Backend for Userspace {
         }
     }
 
+    fn synced(&mut self) {
+        self.shared.lock().direct.synced();
+        for done in self.repair() {
+            tracing::info!("brought to the state of the leases: {done}");
+        }
+    }
+
     fn repair(&mut self) -> Vec<String> {
         let engine = choice::engine(&self.context);
         let mut inner = self.shared.lock();
-        let Inner { table, planes, lease } = &mut *inner;
+        let mut done = repair_direct(&mut self.netlink, &self.context, &mut inner);
+        let Inner { table, planes, lease, .. } = &mut *inner;
         let Some(lease) = lease.as_ref() else { return Vec::new() };
-        let mut done = Vec::new();
         for (at, plane) in planes.iter_mut().enumerate() {
             match plane.repair(&mut self.netlink, &engine, lease) {
                 Ok(repair) => {

@@ -3,9 +3,12 @@
 //! The text is flannel's to the byte: original nodes in Kubernetes find their stored MAC again by splitting it.
 
 use felt_hostnet::MacAddr;
+use felt_hostnet::netlink::Handle as Netlink;
 use serde_json::value::RawValue;
 
+use super::BackendError;
 use crate::gojson::Object;
+use crate::state::NodeState;
 
 /// The data of one family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,6 +40,31 @@ impl VtepData {
         }
         Ok(Self { vni, mac })
     }
+}
+
+/// The VTEP MAC of `device`: the own lease's, else a left-over device's, else the remembered one, else a new one. It is
+/// remembered for the next start.
+pub(super) fn choose_mac(
+    netlink: &mut Netlink,
+    state: &mut NodeState,
+    device: &str,
+    leased: Option<VtepData>,
+) -> Result<MacAddr, BackendError> {
+    let left_over = match netlink.link_by_name(device) {
+        Ok(link) if link.is_kind("vxlan") => link.mac.filter(|mac| mac.is_unicast()),
+        Ok(_) => None,
+        Err(error) if error.is_not_found() => None,
+        Err(error) => return Err(error.into()),
+    };
+    let mac = leased
+        .map(|data| data.mac)
+        .or(left_over)
+        .or_else(|| state.vtep_mac(device))
+        .unwrap_or_else(|| MacAddr::local_from(rand::random()));
+    if let Err(error) = state.set_vtep_mac(device, mac) {
+        tracing::warn!("{error}: the VTEP MAC {mac} of {device} is kept by the lease alone");
+    }
+    Ok(mac)
 }
 
 #[cfg(test)]

@@ -137,7 +137,8 @@ impl FdbEntry {
             index: IfIndex(found.header.ifindex),
             mac: mac?,
             dst,
-            permanent: found.header.state == RawState::Permanent,
+            // iproute2 sets "no ARP" beside it.
+            permanent: u16::from(found.header.state) & u16::from(RawState::Permanent) != 0,
             own: found.header.flags.contains(NeighbourFlags::Own),
             vlan,
         })

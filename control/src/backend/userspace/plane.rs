@@ -9,12 +9,13 @@ use felt_dataplane::engine::{Ends, Engine, Handle as EngineHandle};
 use felt_dataplane::fib::{Fib, FibChange, Prefix};
 use felt_dataplane::wire::{MacAddr, Vni};
 use felt_hostnet::TolerateAbsence as _;
-use felt_hostnet::netlink::{Handle as Netlink, IfIndex, Link, LinkDetail};
+use felt_hostnet::netlink::{Handle as Netlink, IfIndex, LinkDetail};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use super::choice::EngineChoice;
+use crate::backend::kernel::{self, Scope};
 use crate::backend::vtep::VtepData;
-use crate::backend::{BackendError, kernel};
+use crate::backend::{BackendError, foreign};
 use crate::lease::Lease;
 use crate::reconcile::{Device, Route};
 
@@ -34,6 +35,8 @@ pub(super) struct Spec {
     pub(super) device: String,
     /// Overlay networks routed to the device.
     pub(super) networks: Vec<IpNet>,
+    /// Overlay networks of the run before, no longer routed to it.
+    pub(super) previous_networks: Vec<IpNet>,
     pub(super) bind: SocketAddr,
     pub(super) mtu: u32,
     /// Own VTEP, for VXLAN.
@@ -74,7 +77,7 @@ impl Plane {
             Some(ends) => {
                 let engine = resume(&spec, choice, lease, ends, fib.clone())?;
                 let ifindex = netlink.link_by_name(&spec.device)?.index;
-                kernel::reconcile(netlink, ifindex, &wanted(&spec, ifindex.0, lease))?;
+                kernel::reconcile(netlink, ifindex, &wanted(&spec, ifindex.0, lease), Some(&scope(&spec)))?;
                 (engine, ifindex.0)
             }
             None => bring_up(netlink, &spec, choice, lease, &fib)?,
@@ -143,8 +146,12 @@ impl Plane {
             Err(error) => return Err(error.into()),
         };
         if there && self.engine.as_ref().is_some_and(EngineHandle::is_alive) {
-            let list =
-                kernel::reconcile(netlink, IfIndex(self.ifindex), &wanted(&self.spec, self.ifindex, lease))?;
+            let list = kernel::reconcile(
+                netlink,
+                IfIndex(self.ifindex),
+                &wanted(&self.spec, self.ifindex, lease),
+                Some(&scope(&self.spec)),
+            )?;
             let done = list.iter().map(|change| format!("{device}: {change}")).collect();
             return Ok(Repair { restarted: false, done });
         }
@@ -166,6 +173,12 @@ impl Plane {
     }
 }
 
+/// Which routes on the device are ours.
+fn scope(spec: &Spec) -> Scope {
+    let networks = spec.networks.iter().chain(&spec.previous_networks).copied().collect();
+    Scope { networks, ..Scope::default() }
+}
+
 /// State the device should have.
 fn wanted(spec: &Spec, ifindex: u32, lease: &Lease) -> Device {
     let carries = |v4: bool| spec.networks.iter().any(|network| network.addr().is_ipv4() == v4);
@@ -173,6 +186,7 @@ fn wanted(spec: &Spec, ifindex: u32, lease: &Lease) -> Device {
     let v4 = lease.key.v4.filter(|_| carries(true)).and_then(|net| Ipv4Net::new(net.addr(), 32).ok());
     let v6 = lease.key.v6.filter(|_| carries(false)).and_then(|net| Ipv6Net::new(net.addr(), 128).ok());
     Device {
+        mac: None,
         mtu: spec.mtu,
         up: true,
         addresses: v4.map(IpNet::V4).into_iter().chain(v6.map(IpNet::V6)).collect(),
@@ -209,7 +223,9 @@ fn bring_up(
         let ifindex = tun.ifindex();
         let carries = |v4: bool| spec.networks.iter().any(|network| network.addr().is_ipv4() == v4);
         kernel::tune_device(&spec.device, carries(true), carries(false));
-        for change in kernel::reconcile(netlink, IfIndex(ifindex), &wanted(spec, ifindex, lease))? {
+        for change in
+            kernel::reconcile(netlink, IfIndex(ifindex), &wanted(spec, ifindex, lease), Some(&scope(spec)))?
+        {
             tracing::debug!("{}: {change}", spec.device);
         }
         match Engine::start_with(config, tun, fib.clone()) {
@@ -267,11 +283,6 @@ fn make_room(netlink: &mut Netlink, device: &str) -> Result<bool, BackendError> 
     tracing::info!("replacing the {what} {device} left by an earlier run or by flannel");
     netlink.link_del(link.index).tolerate_absence()?;
     Ok(true)
-}
-
-fn foreign(link: &Link) -> String {
-    let kind = link.kind.as_deref().unwrap_or("physical");
-    format!("{} exists and is a {kind} device; remove or rename it", link.name)
 }
 
 /// The address ICMP answers come from, for the report.

@@ -5,14 +5,12 @@ use std::collections::BTreeMap;
 use felt_dataplane::engine::{Handle as EngineHandle, OffloadState};
 use felt_dataplane::stats::{CountersSnapshot, DirectionCounters, DropReason, EventCounters, PeerTotals};
 
-use serde_json::value::RawValue;
-
 use super::plane::{Plane, own_addresses};
 use super::{Inner, Shared};
 use crate::api;
-use crate::backend::Report;
+use crate::backend::leases::Way;
 use crate::backend::peers::Entry;
-use crate::backend::vtep::VtepData;
+use crate::backend::{Report, peer_of};
 
 impl Report for Shared {
     fn backend(&self) -> api::Backend {
@@ -23,7 +21,7 @@ impl Report for Shared {
 
     fn peers(&self) -> Vec<api::Peer> {
         let inner = self.lock();
-        inner.table.entries().map(|entry| peer(entry, &inner.planes)).collect()
+        inner.table.entries().map(|entry| peer(entry, &inner)).collect()
     }
 
     fn engines(&self) -> Vec<api::Engine> {
@@ -67,28 +65,23 @@ fn offload(state: OffloadState) -> BTreeMap<String, String> {
     names.into_iter().map(|(name, on)| (name.to_owned(), if on { "on" } else { "off" }.to_owned())).collect()
 }
 
-fn peer(entry: &Entry, planes: &[Plane]) -> api::Peer {
-    let lease = &entry.lease;
-    let mac = |data: Option<&RawValue>| VtepData::decode(data).ok().map(|data| data.mac.to_string());
-    let vxlan = lease.attrs.backend_type == "vxlan";
+fn peer(entry: &Entry, inner: &Inner) -> api::Peer {
     let traffic = (!entry.peers.is_empty()).then(|| {
         entry.peers.values().map(|peer| PeerTotals::of(&peer.counters)).fold(api::PeerTraffic::default(), add)
     });
-    let hint = traffic.as_ref().and_then(|traffic| hint(traffic, planes));
+    let way = inner.direct.way(&entry.lease);
+    let hint =
+        traffic.as_ref().filter(|_| way == Way::Tunnel).and_then(|traffic| hint(traffic, &inner.planes));
     api::Peer {
-        key: lease.key.to_string(),
-        ipv4: lease.key.v4,
-        ipv6: lease.key.v6,
-        public_ip: lease.attrs.public_ip,
-        public_ipv6: lease.attrs.public_ipv6,
-        backend_type: lease.attrs.backend_type.clone(),
-        vtep_mac: if vxlan { mac(lease.attrs.backend_data.as_deref()) } else { None },
-        vtep_mac_v6: if vxlan { mac(lease.attrs.backend_v6_data.as_deref()) } else { None },
-        state: if entry.ignored.is_some() { api::PeerState::Ignored } else { api::PeerState::Tunnel },
+        state: match (&entry.ignored, way) {
+            (Some(_), _) => api::PeerState::Ignored,
+            (None, Way::Tunnel) => api::PeerState::Tunnel,
+            (None, Way::Direct) => api::PeerState::Direct,
+        },
         reason: entry.ignored.clone(),
-        expires_at: None,
         traffic,
         hint,
+        ..peer_of(&entry.lease)
     }
 }
 
