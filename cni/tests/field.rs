@@ -195,7 +195,7 @@ fn a_kernel_without_ipv6_serves_ipv4() {
     for command in ["ADD", "DEL"] {
         // As with ipv6.disable=1: no IPv6 settings at all.
         let script = format!(
-            "mount -t tmpfs none /proc/sys/net/ipv6 2>/dev/null || mount --bind {0} /proc/sys/net/ipv6; exec {1}/bridge",
+            "mount -n -t tmpfs none /proc/sys/net/ipv6 2>/dev/null || mount -n --bind {0} /proc/sys/net/ipv6; exec {1}/bridge",
             node.path("data/..").display(),
             node.bin().display()
         );
@@ -308,7 +308,7 @@ fn only_listed_sysctls_are_written_where_there_is_a_list() {
         );
         // The list has one place; a mount namespace of the call's own shows ours there.
         let script = format!(
-            "mount -t tmpfs none /etc && mkdir -p /etc/cni/tuning && cp {} /etc/cni/tuning/allowlist.conf && exec {}/tuning",
+            "mount -n -t tmpfs none /etc && mkdir -p /etc/cni/tuning && cp {} /etc/cni/tuning/allowlist.conf && exec {}/tuning",
             list.display(),
             node.bin().display()
         );

@@ -136,7 +136,7 @@ fn a_full_disk_is_an_error_without_leftovers() {
     };
     let path = mount.to_str().unwrap();
     assert!(
-        run("mount", &format!("-t tmpfs -o size=16k,nr_inodes=64 felt-cni-test {path}")).status.success()
+        run("mount", &format!("-n -t tmpfs -o size=16k,nr_inodes=64 felt-cni-test {path}")).status.success()
     );
     std::fs::create_dir_all(mount.join("pool")).unwrap();
     std::fs::write(mount.join("filler"), [0; 16384]).unwrap();
@@ -145,7 +145,7 @@ fn a_full_disk_is_an_error_without_leftovers() {
     let left = files(&mount.join("pool"));
     std::fs::remove_file(mount.join("filler")).unwrap();
     let works = node.run(&node.call("host-local", "ADD", "cid", "/x"), &config);
-    let unmounted = run("umount", path);
+    let unmounted = run("umount", &format!("-n {path}"));
     assert!(refused.msg().contains("no space left on device"), "{refused:?}");
     assert_eq!(left, ["lock"]);
     works.good();

@@ -94,7 +94,7 @@ impl Guard {
             Lifetime::Detached => "sleep infinity & wait $!",
         };
         let script = format!(
-            "set -e; mount -t proc proc /proc; echo ready; exec >/dev/null 2>&1; set +e; {wait}; \
+            "set -e; mount -n -t proc proc /proc; echo ready; exec >/dev/null 2>&1; set +e; {wait}; \
              kill -KILL -1; for i in 1 2 3 4 5 6 7 8 9 10; do rm -rf \"$1\" && break; sleep 0.1; done"
         );
         let mut command = Command::new("unshare");
@@ -188,21 +188,21 @@ pub struct NodeMounts<'a> {
 }
 
 /// The mounts of a node: private /run, /var/lib and a private copy (overlay) of /etc. `$1` stage, `$2` bin, `$3`
-/// shared, `$4` host name.
+/// shared, `$4` host name. `mount -n`, since mount(8) would otherwise make `/run/mount` on the machine for its bookkeeping.
 const NODE_SCRIPT: &str = r#"
 set -e
-mount -t proc proc /proc
-mount -t sysfs sysfs /sys
-mount -t tmpfs -o mode=755 felt-lab "$1"
+mount -n -t proc proc /proc
+mount -n -t sysfs sysfs /sys
+mount -n -t tmpfs -o mode=755 felt-lab "$1"
 cd "$1"
 mkdir -p run/netns run/lock run/lab/bin run/lab/shared lib/cni up work etc
-mount --bind "$2" run/lab/bin
-mount --bind "$3" run/lab/shared
-if mount -t overlay -o "lowerdir=/etc,upperdir=$1/up,workdir=$1/work" felt-lab-etc etc 2>/dev/null; then :; else cp -a /etc/. etc/; fi
+mount -n --bind "$2" run/lab/bin
+mount -n --bind "$3" run/lab/shared
+if mount -n -t overlay -o "lowerdir=/etc,upperdir=$1/up,workdir=$1/work" felt-lab-etc etc 2>/dev/null; then :; else cp -a /etc/. etc/; fi
 mkdir -p etc/cni/net.d
-mount --bind lib /var/lib
-mount --bind etc /etc
-mount --rbind run /run
+mount -n --bind lib /var/lib
+mount -n --bind etc /etc
+mount -n --rbind run /run
 cd /
 printf '%s\n' "$4" > /proc/sys/kernel/hostname
 ip link set lo up
