@@ -76,6 +76,11 @@ fn drive(
     let mut synced = false;
     loop {
         view.beat();
+        // The first full answer may have come before this thread did.
+        if !synced && view.lock().synced {
+            synced = true;
+            backend.synced();
+        }
         let wake = runtime.block_on(async {
             tokio::select! {
                 () = cancel.cancelled() => Wake::Leave,
@@ -107,10 +112,6 @@ fn drive(
                 if !events.is_empty() {
                     backend.apply(events);
                     std::thread::sleep(PUBLISH_PERIOD);
-                }
-                if !synced && view.lock().synced {
-                    synced = true;
-                    backend.synced();
                 }
             }
         }

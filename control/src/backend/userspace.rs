@@ -73,6 +73,14 @@ impl Inner {
             ..Scope::default()
         }
     }
+
+    /// Lets direct routes follow the leases, where they are asked for.
+    fn apply_direct(&mut self, netlink: &mut Netlink, context: &Context, events: &[Event]) {
+        if direct_routing(context) {
+            let scope = self.scope(context);
+            self.direct.apply(netlink, method(context), &scope, events.to_vec());
+        }
+    }
 }
 
 impl Shared {
@@ -271,6 +279,7 @@ impl Backend for Userspace {
 
     fn prepare(&mut self, events: Vec<Event>) -> Vec<Event> {
         let mut inner = self.shared.lock();
+        inner.apply_direct(&mut self.netlink, &self.context, &events);
         for event in events {
             inner.table.apply(event);
         }
@@ -323,10 +332,7 @@ impl Backend for Userspace {
 
     fn apply(&mut self, events: Vec<Event>) {
         let mut inner = self.shared.lock();
-        if direct_routing(&self.context) {
-            let scope = inner.scope(&self.context);
-            inner.direct.apply(&mut self.netlink, method(&self.context), &scope, events.clone());
-        }
+        inner.apply_direct(&mut self.netlink, &self.context, &events);
         let Inner { table, planes, .. } = &mut *inner;
         let mut changes: Vec<Vec<FibChange>> = planes.iter().map(|_| Vec::new()).collect();
         for event in events {
